@@ -1,0 +1,44 @@
+"""The paged K and V of every layer: one slot a token, `block_size` slots a block."""
+
+from __future__ import annotations
+
+import torch
+
+
+class KVCache:
+    """Per layer two tensors [slots, kv_heads, head_dim], made when a layer first shows its shapes.
+
+    One block more than the pool hands out: rows of padding write there, so no caller needs a branch for them.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, device: torch.device):
+        self.num_blocks, self.block_size, self.device = num_blocks, block_size, device
+        self.trash_block = num_blocks
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V pools of a layer; `k`, `v` are [1, kv_heads, T, head_dim] and set the shapes on first sight."""
+        if index not in self.layers:
+            slots = (self.num_blocks + 1) * self.block_size
+            # zeros: what a request never wrote is read through masks, and 0 * NaN would not be 0
+            self.layers[index] = tuple(
+                torch.zeros(slots, x.shape[1], x.shape[3], dtype=x.dtype, device=self.device) for x in (k, v)
+            )
+        return self.layers[index]
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole blocks, (from, to), in every layer."""
+        if not pairs:
+            return
+        offsets = torch.arange(self.block_size, device=self.device)
+        old, new = (
+            (torch.tensor(blocks, device=self.device)[:, None] * self.block_size + offsets).flatten()
+            for blocks in zip(*pairs, strict=True)
+        )
+        for pools in self.layers.values():
+            for pool in pools:
+                pool.index_copy_(0, new, pool.index_select(0, old))
+
+    def bytes_per_token(self) -> int:
+        """Of all layers seen so far, K and V together."""
+        return sum(x[0].numel() * x.element_size() for pools in self.layers.values() for x in pools)

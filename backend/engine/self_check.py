@@ -1,0 +1,68 @@
+"""Before a model serves: do paged logits equal its own? What cannot be shown equal is refused, never served wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from backend.engine.config import EngineConfig
+from backend.engine.request import Request, SamplingParams
+from backend.engine.runner import TorchRunner
+from backend.engine.scheduler import Plan
+from backend.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from backend.models.loader import LoadedModel
+
+# Relative difference of logits, by dtype: rounding stays well below, attention to a wrong token far above.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+LENGTHS = ((13, 11), (5, 9))  # two requests, each computed in two chunks and one single token
+
+
+@torch.inference_mode()
+def self_check(loaded: LoadedModel) -> int:
+    """Compares paged with the model's own eager attention on a few tokens: whole prompts, chunks after a context,
+    single tokens, two requests in one step, block tables out of order.
+
+    Returns the K and V bytes a token takes, read off the live tensors. Raises ModelError with the difference.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    texts = [torch.randint(vocabulary, (a + b + 1,), generator=generator).tolist() for a, b in LENGTHS]
+    loaded.model.set_attn_implementation("eager")
+    expected = [
+        loaded.model(input_ids=torch.tensor([ids], device=loaded.device), use_cache=False).logits[0].float()
+        for ids in texts
+    ]
+    runner = TorchRunner(loaded, EngineConfig(block_size=4, num_blocks=16, max_running=2, max_model_len=64))
+    blocks = torch.randperm(16, generator=generator).tolist()
+    requests = [
+        Request(
+            number=i,
+            id=str(i),
+            tokens=[],
+            prompt_tokens=0,
+            params=SamplingParams(temperature=0.0),
+            row=i,
+            table=blocks[8 * i : 8 * i + 8],
+        )
+        for i in range(2)
+    ]
+    for part in range(3):
+        plan = Plan(ops=[["alloc", r.number] for r in requests])
+        for request, ids, (a, b) in zip(requests, texts, LENGTHS, strict=True):
+            count = (a, b, 1)[part]
+            request.computed = len(request.tokens)
+            request.tokens = ids[: request.computed + count]
+            plan.work[request] = count
+        result = runner.execute(plan)
+        for row, request in enumerate(result.sampled):
+            want = expected[request.number][request.known - 1]
+            error = float((result.logits[row] - want).norm() / want.norm())
+            if not error < TOLERANCE[loaded.dtype]:
+                raise ModelError(
+                    f"{loaded.name}: paged attention does not reproduce this model (logits differ by {error:.1%} "
+                    f"after {request.known} tokens, allowed {TOLERANCE[loaded.dtype]:.1%}); it is not served"
+                )
+    return runner.cache.bytes_per_token()

@@ -1,0 +1,64 @@
+"""What viewers fold from the events is what the engine has: tables, counters, fill, sharing, after every step."""
+
+import random
+
+import pytest
+
+from backend import fold
+from backend.engine.request import SamplingParams
+from backend.events import DeviceInfo, Hello, ModelInfo, decode, encode
+from tests.engine.stub import greedy, prompt, stub_engine
+
+
+@pytest.mark.parametrize("policy", ["continuous", "static"])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_after_every_step(policy, prefix_cache):
+    rng = random.Random(5)
+    engine, events = stub_engine(
+        policy=policy, prefix_cache=prefix_cache, num_blocks=24, block_size=4, max_running=6, token_budget=24,
+        chunk_size=7, max_model_len=80,
+    )  # fmt: skip
+    engine.report(
+        Hello(epoch="e", model=ModelInfo(name="stub"), device=DeviceInfo(), block_size=4, num_blocks=24,
+              config={"prefix_cache": prefix_cache})
+    )  # fmt: skip
+    state = fold.State()
+    for _ in range(1500):
+        if rng.random() < 0.3 and len(engine.scheduler.waiting) < 8:
+            tokens = prompt(rng.choice([0, 8, 16])) + prompt(rng.randrange(1, 16), rng.randrange(999))
+            engine.submit(tokens, greedy(rng.randrange(1, 20)), id="x", n=rng.choice([1, 1, 2]))
+        if engine._requests and rng.random() < 0.05:
+            engine.abort(rng.choice(list(engine._requests)))
+        engine.step()
+        for event in events:
+            fold.apply(state, decode(encode(event)))
+        events.clear()
+        truth = engine.state()
+        assert state.gaps == 0
+        assert state.pool.used_blocks == truth["blocks"]["used"]
+        assert state.pool.cached_blocks == truth["blocks"]["cached"]
+        live = {n: r for n, r in state.requests.items() if r.state != "finished"}
+        assert live.keys() == {r["request"] for r in truth["requests"]}
+        for request in truth["requests"]:
+            mine = live[request["request"]]
+            assert mine.table == request["blocks"]
+            assert mine.computed == request["computed_tokens"]
+            assert mine.output_tokens == request["output_tokens"]
+            assert mine.preemptions == request["preemptions"]
+            words = {"waiting": ("queued", "preempted"), "prefill": ("prefill",), "decode": ("decode",)}
+            assert mine.state in words[request["state"]]
+        for block, owners in enumerate(state.blocks.owners):
+            assert len(owners) == engine.pool.refs[block]
+            assert bool(state.blocks.sealed[block]) == (engine.pool.hash_of[block] is not None)
+    assert state.totals.preemptions > 0
+
+
+def test_seeded_requests_say_the_same_again():
+    texts = []
+    for _ in range(2):
+        engine, events = stub_engine()
+        engine.submit(prompt(9), SamplingParams(max_tokens=5, temperature=0.0, seed=1), id="a")
+        while not engine.idle:
+            engine.step()
+        texts.append([encode(e) for e in events if type(e).__name__ == "Tokens" and setattr(e, "t", 0) is None])
+    assert texts[0] == texts[1]
