@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import torch
 
-from backend.engine.config import EngineConfig, changed
+from backend.engine.config import EngineConfig, Limits, changed
 from backend.engine.engine import Engine
 from backend.engine.runner import TorchRunner
 from backend.engine.self_check import self_check
@@ -24,7 +24,7 @@ from backend.models.errors import ModelError
 if TYPE_CHECKING:
     from backend.models.loader import LoadedModel
 
-CPU_SHARE, GPU_SHARE = 0.25, 0.9  # of the memory that is free when the model has been loaded
+CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of the memory that is free when the model has been loaded
 MAX_AUTO_BLOCKS = 32_768  # more than this is more than a picture, or a demo, needs
 # What one step may compute before those who decode have waited too long for it: about half a second on two CPU cores.
 STEP_TOKENS = {"cpu": {"token_budget": 256, "chunk_size": 128}, "cuda": {"token_budget": 8192, "chunk_size": 2048}}
@@ -43,8 +43,11 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None]) ->
     config = changed(EngineConfig(), {"num_blocks": 1, **defaults, **switches})
     if "num_blocks" not in switches:
         config = changed(config, {"num_blocks": _fitting_blocks(loaded, config, kv_bytes_per_token)})
+    device = describe(loaded.device)
+    limits = Limits(loaded.max_model_len, kv_bytes_per_token, device.memory_bytes)
+    limits.check(config)
     runner = TorchRunner(loaded, config)
-    engine = Engine(runner, Text(loaded.tokenizer), model_shape(loaded), config, emit, loaded.stop_ids)
+    engine = Engine(runner, Text(loaded.tokenizer), model_shape(loaded), config, emit, loaded.stop_ids, limits)
     info = loaded.info()
     info.kv_bytes_per_token = kv_bytes_per_token
     engine.report(
@@ -52,7 +55,7 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None]) ->
             epoch=secrets.token_hex(6),
             wall_time=time.time() - engine.now(),
             model=info,
-            device=describe(loaded.device),
+            device=device,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             config=msgspec.structs.asdict(config),

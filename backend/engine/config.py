@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -25,20 +26,55 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ConfigError(ValueError):
     """A switch that does not exist, or a value that it cannot take; the message names both."""
 
+    def __init__(self, message: str, switch: str):
+        super().__init__(message)
+        self.switch = switch
+
+
+MAX_BLOCKS = 2**20
+MAX_POOL_SHARE = 0.9  # of the device's memory
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the model and the device allow. 0: not known, not checked."""
+
+    max_model_len: int = 0
+    kv_bytes_per_token: int = 0
+    memory_bytes: int = 0
+
+    def check(self, config: EngineConfig) -> None:
+        """Raises ConfigError for a pool that would end the process instead of a request, or a context too long."""
+        if self.max_model_len and config.max_model_len > self.max_model_len:
+            raise ConfigError(
+                f"max_model_len {config.max_model_len}: the model has a context of {self.max_model_len} tokens",
+                "max_model_len",
+            )
+        if config.num_blocks > MAX_BLOCKS:
+            raise ConfigError(f"num_blocks {config.num_blocks}: at most {MAX_BLOCKS}", "num_blocks")
+        pool_bytes = config.num_blocks * config.block_size * self.kv_bytes_per_token
+        if self.memory_bytes and pool_bytes > MAX_POOL_SHARE * self.memory_bytes:
+            raise ConfigError(
+                f"num_blocks {config.num_blocks} of {config.block_size} tokens: {pool_bytes / 2**30:.1f} GiB, but the "
+                f"device has {self.memory_bytes / 2**30:.1f} GiB in all; at most {MAX_POOL_SHARE:.0%} of it",
+                "num_blocks",
+            )
+
 
 def changed(config: EngineConfig, changes: dict) -> EngineConfig:
     """The configuration with `changes` applied. Raises ConfigError with the field and what it allows."""
     known = msgspec.structs.asdict(config)
     for name in changes:
         if name not in known:
-            raise ConfigError(f"unknown switch '{name}'; known: {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown switch '{name}'; known: {', '.join(sorted(known))}", name)
     try:
         new = msgspec.convert({**known, **changes}, EngineConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
+        place = re.search(r"`\$\.(\w+)`", str(error))
+        raise ConfigError(str(error), place[1] if place else next(iter(changes), "")) from None
     if new.max_running > new.token_budget:
         raise ConfigError(
             f"token_budget ({new.token_budget}) must be at least max_running ({new.max_running}): "
-            "each running request needs one token a step"
+            "each running request needs one token a step",
+            "token_budget",
         )
     return new

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from backend.engine.block_pool import BlockPool
-from backend.engine.config import EngineConfig, changed
+from backend.engine.config import EngineConfig, Limits, changed
 from backend.engine.detokenize import IncrementalDecoder, StopStrings
 from backend.engine.request import Delta, Request, SamplingParams, TokenLogprob, Usage
 from backend.engine.runner import Runner, StepResult
 from backend.engine.sampling import top_logprobs
 from backend.engine.scheduler import Plan, Scheduler
+from backend.engine.text import Text
 from backend.events import Cleared, Configured, Event, Fault, Finished, Prompt, Queued, Sealed, Step, Tokens
+from backend.planner.shape import ModelShape
 from backend.planner.step import step_cost
 
 # Switches that the scheduler reads anew in every step; the others shape the pool and wait for an idle engine.
@@ -56,10 +58,18 @@ class Engine:
     """`text` decodes ids (`decode(ids) -> str`, `piece(id) -> str`); `emit(event)` must cost next to nothing."""
 
     def __init__(
-        self, runner: Runner, text, shape, config: EngineConfig, emit: Callable[[Event], None], stop_ids=frozenset()
+        self,
+        runner: Runner,
+        text: Text,
+        shape: ModelShape,
+        config: EngineConfig,
+        emit: Callable[[Event], None],
+        stop_ids: Iterable[int] = (),
+        limits: Limits = Limits(),
     ):
         self.runner, self.text, self.shape = runner, text, shape
         self.stop_ids = frozenset(stop_ids)
+        self.limits = limits
         self._emit_to = emit
         self._started = time.perf_counter()
         self._seq = self._number = self._steps = 0
@@ -127,6 +137,7 @@ class Engine:
             request = Request(
                 number=self._number,
                 id=id if n == 1 else f"{id}-{i}",
+                group=id,
                 tokens=list(tokens),
                 prompt_tokens=len(tokens),
                 params=params,
@@ -161,13 +172,14 @@ class Engine:
 
     def find(self, id: str) -> list[int]:
         """Numbers of the live requests with this API id, all siblings of an n > 1 included."""
-        return [r.number for r in self._requests.values() if r.id == id or r.id.rpartition("-")[0] == id]
+        return [r.number for r in self._requests.values() if id in (r.id, r.group)]
 
     # ---- switches ------------------------------------------------------------------------------------------------
 
     def configure(self, changes: dict) -> EngineConfig:
         """Raises ConfigError for what does not exist, NotIdle where an idle engine is needed."""
         new = changed(self.config, changes)
+        self.limits.check(new)
         really = {k for k in changes if getattr(new, k) != getattr(self.config, k)}
         if really <= LIVE_SWITCHES:
             self.config = self.scheduler.config = new

@@ -72,6 +72,7 @@ class Request:
     tokens: list[int]  # known: the prompt, then what was sampled
     prompt_tokens: int
     params: SamplingParams
+    group: str = ""  # the API id that its siblings share
     user: str = ""
     priority: int = 0
     salt: bytes = b""  # namespace of the prefix cache

@@ -337,6 +337,16 @@ def test_abort_in_every_state_gives_the_blocks_back_and_disturbs_nobody():
     assert [e.reason for e in of(events, Finished)].count("abort") == 3
 
 
+def test_an_id_that_looks_like_a_siblings_is_another_request():
+    engine, _ = stub_engine()
+    (one,) = engine.submit(prompt(4), greedy(3), id="x")
+    (other,) = engine.submit(prompt(4), greedy(3), id="x-0")
+    group = engine.submit(prompt(4), greedy(3), id="g", n=2)
+    assert engine.find("x") == [one.number]
+    assert engine.find("x-0") == [other.number]
+    assert engine.find("g") == [r.number for r in group] and engine.find("g-1") == [group[1].number]
+
+
 # ---- n > 1
 
 
