@@ -1,0 +1,363 @@
+"""One source in, many viewers out. The hub folds events, keeps their recent lines, and hands both to whoever asks.
+
+In the engine's process the engine publishes events from its own thread: a deque append, and one wake-up of the event
+loop for all that a step says. Folding and encoding happen later, on the loop. In the UI's process a follower ingests
+the lines that the engine's hub encoded; they are kept as they came.
+
+A viewer is a cursor into the history, not a queue: one that is slow finds more lines behind its cursor and gets them in
+one frame, one that has fallen out of the history gets a snapshot. Nothing here grows with the number of viewers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+
+from backend import events, fold
+from backend.history import Entry, History
+from backend.texts import Heard, Texts
+
+Result = TypeVar("Result")
+
+WATCHED_S = 0.001  # from an event to the pump that handles it, so that one pump serves all events of a step
+UNWATCHED_S = 0.05  # the same while nobody looks: folding in bigger batches leaves the engine alone
+OVERLAP_S = 2.0  # what a frame of `frame` tells again
+HELD_EVENTS = 4096  # published events that may wait where no event loop runs
+
+Reading = dict[int, Heard]  # the requests a viewer reads along with, and how far it is in each
+
+
+class _Picture(msgspec.Struct, tag="step", tag_field="type", omit_defaults=True, kw_only=True):
+    """A `Step` as a browser gets it: what the fold reads of it and no more."""
+
+    seq: int
+    t: float
+    step: int
+    ops: list[list[str | int]] = []
+    prefill: list[tuple[int, int, int]] = []
+    decode: list[int] | None = None
+    sealed: list[int] = []
+    waiting: int = 0
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    flops: int | float = 0
+    weight_bytes: int = 0
+    kv_read_bytes: int = 0
+
+
+class _Unknown(msgspec.Struct):
+    """What every line has, whatever its type."""
+
+    type: str
+    seq: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_unknown = msgspec.json.Decoder(_Unknown).decode
+
+
+class Hub:
+    def __init__(self, *, max_lines: int = 20_000, max_bytes: int = 16 * 2**20, max_characters: int = 32 * 2**20):
+        self._state = fold.State()
+        self._history = History(max_lines, max_bytes)
+        self._texts = Texts(max_characters)
+        self._inbox: deque[events.Event] = deque()
+        self._lock = threading.RLock()  # around state, history and texts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due = False  # a pump is on its way
+        self._listeners: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
+        self._told: set[asyncio.AbstractEventLoop] = set()  # loops that are being woken
+        self._deltas: dict[int | None, str] = {}  # cursor -> what came since, shared by the viewers there
+
+    # ---- in ------------------------------------------------------------------------------------------------------
+
+    def attach(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Names the loop that pumps, by default the running one. Who listens attaches its own if there is none."""
+        self._loop = loop or asyncio.get_running_loop()
+        self._due = bool(self._inbox)
+        if self._due:
+            self._loop.call_soon_threadsafe(self._schedule)
+
+    def publish(self, event: events.Event) -> None:
+        """Takes an event over, from any thread, at next to no cost. It is the hub's from now on."""
+        self._inbox.append(event)
+        if self._due:
+            return
+        if self._loop is None:
+            if len(self._inbox) >= HELD_EVENTS:
+                self.pump()
+            return
+        self._due = True
+        try:
+            self._loop.call_soon_threadsafe(self._schedule)
+        except RuntimeError:  # the loop is closed: from here on as if there had been none
+            self._loop, self._due = None, False
+
+    def ingest(self, *lines: bytes) -> None:
+        """Takes in lines of another hub, from any thread. They are kept as they are.
+
+        Raises fold.NewerSchema; msgspec.DecodeError for a line that is no JSON object with a type.
+        """
+        with self._lock:
+            for line in lines:
+                try:
+                    event = events.decode(line)
+                except msgspec.ValidationError:
+                    self._pass_on(line)
+                else:
+                    self._take(event, line)
+        self._wake()
+
+    def pump(self) -> None:
+        """Folds and encodes what was published. Callable from anywhere; the loop calls it by itself."""
+        self._due = False
+        inbox = self._inbox
+        if not inbox:
+            return
+        with self._lock:
+            while inbox:
+                event = inbox.popleft()
+                _round(event)
+                self._take(event, events.encode(event))
+        self._wake()
+
+    # ---- look ----------------------------------------------------------------------------------------------------
+
+    def read(self, function: Callable[[fold.State], Result]) -> Result:
+        """`function(state)` while nothing moves. It must be short, and keep nothing of the state but copies."""
+        with self._lock:
+            self.pump()
+            return function(self._state)
+
+    def snapshot(self) -> events.Snapshot:
+        """The state as an event; its content is encoded already and belongs to the caller."""
+        with self._lock:
+            self.pump()
+            return events.Snapshot(seq=self._state.seq, t=self._state.t, state=msgspec.Raw(_encode(self._state)))
+
+    def lines_since(self, seq: int, epoch: str = "") -> list[bytes] | None:
+        """All lines after number `seq` of `epoch` ("": of the present one); None when some are gone."""
+        with self._lock:
+            self.pump()
+            cursor = self._cursor_after(seq, epoch)
+            return None if cursor is None else [entry.line for entry in self._history.since(cursor)]
+
+    def text(self, request: int, heard: Heard = Heard()) -> tuple[dict | None, Heard]:
+        with self._lock:
+            self.pump()
+            return self._texts.tail(request, heard)
+
+    def block(self, block: int) -> dict | None:
+        with self._lock:
+            self.pump()
+            return self._texts.block(block, self._state)
+
+    def table(self, request: int) -> dict | None:
+        with self._lock:
+            self.pump()
+            return self._texts.table(request, self._state)
+
+    # ---- out -----------------------------------------------------------------------------------------------------
+
+    def delta(self, cursor: int | None, reading: Reading | None = None) -> tuple[int, str]:
+        """(next cursor, JSON array of events) for a viewer: what came since `cursor`, or a snapshot.
+
+        None as cursor asks for a snapshot. "" instead of an array: nothing that a picture shows. `reading` is updated.
+        """
+        with self._lock:
+            self.pump()
+            if cursor not in self._deltas:
+                self._deltas[cursor] = self._content(cursor)
+            content = self._deltas[cursor]
+            if reading:
+                content = ",".join(filter(None, [content, *self._read_along(reading)]))
+            return self._history.next, f"[{content}]" if content else ""
+
+    def frame(
+        self,
+        cursor: int | None = None,
+        *,
+        watch: Iterable[int] = (),
+        block: int | None = None,
+        table: int | None = None,
+    ) -> tuple[int, bytes]:
+        """Like `delta`, for a viewer that is shown only some of its frames, as with reruns of a page.
+
+        Each frame reaches back over the last OVERLAP_S (a fold skips what it knows) and begins with
+        {"type": "since", "seq": n}: all that happened after n is in it. A viewer behind n needs a frame of cursor None.
+        Answers what the viewer asked last: the whole text of requests it reads, a block, a block table.
+        """
+        with self._lock:
+            self.pump()
+            parts = [self._content(None)] if cursor is None or cursor < self._history.first else self._recent(cursor)
+            parts += self._read_along({request: Heard() for request in watch})
+            answers = [
+                None if block is None else self._texts.block(block, self._state),
+                None if table is None else self._texts.table(table, self._state),
+            ]
+            parts += [_encode(answer).decode() for answer in answers if answer is not None]
+            return self._history.next, f"[{','.join(parts)}]".encode()
+
+    async def follow(self, since: int | None = None, epoch: str = "") -> AsyncIterator[list[bytes]]:
+        """Batches of lines, for ever, as they come: those after number `since` of `epoch`, or a snapshot first.
+
+        With a snapshot come unnumbered text events, so that what requests said before is known too.
+        """
+        with self.listening() as changed:
+            with self._lock:
+                self.pump()
+                cursor = None if since is None else self._cursor_after(since, epoch)
+            while True:
+                changed.clear()
+                with self._lock:
+                    self.pump()
+                    entries = None if cursor is None else self._history.since(cursor)
+                    lines = self._story() if entries is None else [entry.line for entry in entries]
+                    cursor = self._history.next
+                if lines:
+                    yield lines
+                else:
+                    await changed.wait()
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set whenever there is something new."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self.attach(loop)
+        changed = asyncio.Event()
+        self._listeners.setdefault(loop, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            self._listeners[loop].discard(changed)
+            if not self._listeners[loop]:
+                del self._listeners[loop]
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        self._loop.call_later(WATCHED_S if self._listeners else UNWATCHED_S, self.pump)
+
+    def _take(self, event: events.Event, line: bytes) -> None:
+        """Under the lock: fold, remember."""
+        kind = type(event)
+        fold.apply(self._state, event)
+        self._texts.hear(event, self._state)
+        if self._deltas:
+            self._deltas.clear()
+        if kind is events.Snapshot:
+            self._history.skip(self._state.seq)  # nothing leads from the lines before to this state
+            return
+        if kind is events.Hello:
+            self._history.restart(event.seq - 1)  # what came before is void
+        if event.seq:
+            self._history.append(Entry(event.seq, event.t, line, _picture(event, line)))
+
+    def _pass_on(self, line: bytes) -> None:
+        """An event of a kind that is not known here (a newer engine's): kept for others, no matter for the fold."""
+        unknown = _decode_unknown(line)
+        if unknown.seq > self._state.seq:
+            self._state.seq = unknown.seq
+            self._deltas.clear()
+            self._history.append(Entry(unknown.seq, self._state.t, line, None))
+
+    def _wake(self) -> None:
+        """Tells the listeners, from whatever thread."""
+        for loop in tuple(self._listeners):
+            if loop in self._told:
+                continue
+            self._told.add(loop)
+            try:
+                loop.call_soon_threadsafe(self._tell, loop)
+            except RuntimeError:  # closed with listeners left
+                self._told.discard(loop)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._told.discard(loop)
+        for changed in self._listeners.get(loop, ()):
+            changed.set()
+
+    def _cursor_after(self, seq: int, epoch: str) -> int | None:
+        if epoch and epoch != self._state.epoch:
+            return None
+        return self._history.cursor_after(seq)
+
+    def _content(self, cursor: int | None) -> str:
+        entries = None if cursor is None else self._history.since(cursor)
+        if entries is None:
+            return events.encode(self.snapshot()).decode()
+        return ",".join(entry.picture for entry in entries if entry.picture)
+
+    def _recent(self, cursor: int) -> list[str]:
+        """Pictures from OVERLAP_S before now, or from `cursor` if that is earlier."""
+        parts, index, begin, since = [], self._history.next, self._state.t - OVERLAP_S, 0
+        for entry in self._history.newest_first():
+            if index <= cursor and entry.t < begin and entry.picture:
+                since = entry.seq
+                break
+            index -= 1
+            if entry.picture:
+                parts.append(entry.picture)
+        else:
+            since = self._history.before
+        parts.append(f'{{"type":"since","seq":{since}}}')
+        return parts[::-1]
+
+    def _story(self) -> list[bytes]:
+        """All that is known, for someone who starts to follow now."""
+        return [events.encode(event) for event in (self.snapshot(), *self._texts.replay())]
+
+    def _read_along(self, reading: Reading) -> list[str]:
+        told = []
+        for request, heard in reading.items():
+            message, reading[request] = self._texts.tail(request, heard)
+            if message is not None:
+                told.append(_encode(message).decode())
+        return told
+
+
+def _picture(event: events.Event, line: bytes) -> str | None:
+    """An event as a browser gets it; None when it gets none."""
+    kind = type(event)
+    if kind in events.TEXT_CHANNEL:
+        return None
+    if kind is not events.Step:
+        return line.decode()
+    picture = _Picture(
+        seq=event.seq,
+        t=event.t,
+        step=event.step,
+        ops=event.ops,
+        prefill=event.prefill,
+        decode=event.decode,
+        sealed=event.sealed,
+        waiting=event.waiting,
+        step_s=event.step_s,
+        forward_s=event.forward_s,
+        flops=int(event.flops) if float(event.flops).is_integer() else event.flops,
+        weight_bytes=event.weight_bytes,
+        kv_read_bytes=event.kv_read_bytes,
+    )
+    return _encode(picture).decode()
+
+
+def _round(event: events.Event) -> None:
+    """Times to the microsecond: finer figures mean nothing and double the length of a line."""
+    event.t = round(event.t, 6)
+    for name in _TIMES.get(type(event), ()):
+        value = getattr(event, name)
+        if value is not None:
+            setattr(event, name, round(value, 6))
+
+
+_TIMES = {
+    events.Step: ("step_s", "schedule_s", "build_s", "forward_s", "sample_s", "output_s"),
+    events.Finished: ("queue_s", "ttft_s", "tpot_s", "e2e_s"),
+}

@@ -1,0 +1,462 @@
+"""The fold against a scripted engine's truth, a recount after every event, and its twin in JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend import events, fold
+from backend.fold import State, apply
+from tests import event_files
+from tests.scripted_engine import ScriptedEngine
+
+ROOT = Path(__file__).parent.parent
+
+
+class Story:
+    """Folds events that a test tells one by one; stamps them."""
+
+    def __init__(self, *, blocks: int = 8, block_size: int = 4, **config):
+        self.state = State()
+        self.seq = self.steps = 0
+        self.t = 0.0
+        model = events.ModelInfo(name="m", kv_bytes_per_token=100)
+        self.tell(
+            events.Hello(
+                epoch="e",
+                model=model,
+                device=events.DeviceInfo(),
+                block_size=block_size,
+                num_blocks=blocks,
+                config=config,
+            )
+        )
+
+    def tell(self, event: events.Event) -> State:
+        self.seq += 1
+        self.t += 1.0
+        event.seq, event.t = self.seq, self.t
+        apply(self.state, event)
+        recount(self.state)
+        return self.state
+
+    def queued(self, request: int, prompt: int) -> None:
+        self.tell(events.Queued(request=request, id=f"r{request}", prompt_tokens=prompt, max_tokens=9))
+
+    def step(self, *ops: list, **fields) -> None:
+        self.steps += 1
+        self.tell(events.Step(step=self.steps, ops=list(ops), step_s=0.25, **fields))
+
+
+def recount(state: State) -> None:
+    """Every counter that the fold keeps as it goes, counted anew from the tables."""
+    blocks, size = state.blocks, state.block_size
+    live = [request for request in state.requests.values() if request.state != "finished"]
+    holders = Counter((block, request.request) for request in live for block in request.table)
+    told = Counter((block, owner) for block, owners in enumerate(blocks.owners) for owner in owners)
+    assert holders == told
+    used = [block for block, owners in enumerate(blocks.owners) if owners]
+    cached = [b for b, owners in enumerate(blocks.owners) if not owners and blocks.sealed[b]]
+    free = [b for b, owners in enumerate(blocks.owners) if not owners and not blocks.sealed[b]]
+    assert all(blocks.fill[b] == 0 for b in free)
+    assert all(blocks.fill[b] == size for b, sealed in enumerate(blocks.sealed) if sealed)
+    assert all(0 <= fill <= size for fill in blocks.fill)
+    pool = state.pool
+    assert (pool.used_blocks, pool.cached_blocks, pool.free_blocks) == (len(used), len(cached), len(free))
+    assert pool.filled_slots == sum(blocks.fill[b] for b in used)
+    assert pool.wasted_slots == len(used) * size - pool.filled_slots
+    assert pool.shared_saved_blocks == sum(len(blocks.owners[b]) - 1 for b in used)
+    assert pool.held_tokens == sum(request.computed for request in live)
+    assert state.running == [n for n in state.running if state.requests[n].state in ("prefill", "decode")]
+    assert len(state.running) == sum(request.state in ("prefill", "decode") for request in live)
+    assert state.in_flight == len(live)
+    assert state.ended == [n for n in state.ended if state.requests[n].state == "finished"]
+    assert len(state.requests) == len(live) + len(state.ended)
+
+
+def fill_follows_from_tables(state: State) -> None:
+    """Holds for whole streams: a held block has as many slots filled as its furthest holder computed tokens of it."""
+    size = state.block_size
+    expected = [size if sealed else 0 for sealed in state.blocks.sealed]
+    for request in state.requests.values():
+        for index, block in enumerate(request.table):
+            expected[block] = max(expected[block], min(size, max(0, request.computed - index * size)))
+    assert state.blocks.fill == expected
+
+
+def agree(state: State, engine: ScriptedEngine) -> None:
+    """The fold knows exactly what the engine knows."""
+    assert {n for n, r in state.requests.items() if r.state != "finished"} == {job.number for job in engine.live}
+    for job in engine.live:
+        request = state.requests[job.number]
+        assert (request.table, request.computed, request.output_tokens) == (job.table, job.computed, job.said)
+        assert (request.state, request.preemptions) == (engine.state_of(job), job.preemptions)
+        assert (request.recomputed_tokens, request.cached_tokens) == (job.recomputed, job.cached)
+    assert [len(owners) for owners in state.blocks.owners] == engine.refs
+    assert [bool(sealed) for sealed in state.blocks.sealed] == [digest is not None for digest in engine.hash_of]
+    assert state.totals.steps == state.step == engine.steps
+    assert state.totals.aborted == sum(reason == "abort" for reason in engine.done.values())
+    assert state.gaps == 0
+
+
+# one thing at a time
+
+
+def test_a_request_lives_from_queued_to_finished():
+    story = Story()
+    story.queued(1, prompt=6)
+    state = story.state
+    assert (state.requests[1].state, state.in_flight, state.running) == ("queued", 1, [])
+
+    story.step(["admit", 1], ["alloc", 1, 3], prefill=[(1, 4, 0)], sealed=[3], waiting=2)
+    request = state.requests[1]
+    assert (request.state, request.computed, request.output_tokens, request.ttft_s) == ("prefill", 4, 0, None)
+
+    story.step(["alloc", 1, 5], prefill=[(1, 2, 4)])
+    assert (request.state, request.computed, request.output_tokens) == ("decode", 6, 1)
+    assert request.t_first == 4.0 and request.ttft_s == 2.0 and state.ttfts == [(4.0, 2.0)]
+
+    story.step()
+    assert (request.computed, request.output_tokens, request.table) == (7, 2, [3, 5])
+    assert state.blocks.fill[5] == 3 and state.pool.wasted_slots == 1
+
+    story.tell(events.Finished(request=1, reason="length", prompt_tokens=6, output_tokens=2, ttft_s=1.5, e2e_s=4.5))
+    assert request.spans == [["queued", 2.0, 2.75], ["prefill", 2.75, 4.0], ["decode", 4.0, 6.0]]
+    assert (request.state, request.table, request.ttft_s, request.e2e_s) == ("finished", [], 1.5, 4.5)
+    assert (state.pool.used_blocks, state.pool.cached_blocks, state.pool.free_blocks) == (0, 1, 7)
+    assert (state.totals.finished, state.totals.output_tokens, state.totals.computed_prefill_tokens) == (1, 2, 6)
+    assert state.series[0][:11] == [3.0, 0.25, 4, 0, 1, 0, 4, 4, 1, 2, 0]
+
+
+def test_a_shared_block_counts_once_and_saves_one():
+    story = Story()
+    story.queued(1, prompt=9)
+    story.step(["admit", 1], ["alloc", 1, 0, 1, 2], prefill=[(1, 9, 0)], sealed=[0, 1])
+    story.queued(2, prompt=9)
+    story.step(["admit", 2, 0, 1], ["alloc", 2, 4], prefill=[(2, 1, 8)])
+    state = story.state
+    assert state.blocks.owners[0] == (1, 2) and state.requests[2].cached_tokens == 8
+    assert (state.pool.used_blocks, state.pool.shared_saved_blocks) == (4, 2)
+    assert state.pool.filled_slots == 4 + 4 + 2 + 1 and state.pool.held_tokens == 10 + 9
+    assert (state.totals.lookup_tokens, state.totals.cached_tokens) == (18, 8)
+    story.tell(events.Finished(request=1, reason="stop"))
+    assert state.blocks.owners[0] == (2,) and state.pool.cached_blocks == 0 and state.pool.free_blocks == 5
+
+
+def test_decode_none_leaves_out_who_only_now_begins_to_decode():
+    story = Story()
+    story.queued(1, prompt=2)
+    story.queued(2, prompt=2)
+    story.step(["admit", 1], ["alloc", 1, 0], prefill=[(1, 2, 0)])
+    story.step(["admit", 2], ["alloc", 2, 1], prefill=[(2, 2, 0)])
+    assert [story.state.requests[n].output_tokens for n in (1, 2)] == [2, 1]
+    story.step(decode=[2])
+    assert [story.state.requests[n].output_tokens for n in (1, 2)] == [2, 2]
+
+
+def test_preemption_takes_everything_and_is_no_cache_hit_when_it_resumes():
+    story = Story(blocks=4)
+    story.queued(1, prompt=5)
+    story.step(["admit", 1], ["alloc", 1, 0, 1], prefill=[(1, 5, 0)], sealed=[0])
+    story.step()
+    story.step(["preempt", 1])
+    state, request = story.state, story.state.requests[1]
+    assert (request.state, request.computed, request.table, request.preemptions) == ("preempted", 0, [], 1)
+    assert state.blocks.mark[:2] == ["preempted", "preempted"] and state.blocks.marked[:2] == [3, 3]
+    assert (state.pool.cached_blocks, state.pool.free_blocks) == (1, 3) and state.running == []
+
+    story.step(["admit", 1, 0], ["alloc", 1, 2], prefill=[(1, 3, 4)])
+    assert (request.state, request.computed, request.output_tokens) == ("decode", 7, 3)
+    assert request.recomputed_tokens == state.totals.recomputed_tokens == 2  # of 6 computed before, 4 were found again
+    assert (state.totals.lookup_tokens, state.totals.cached_tokens, request.cached_tokens) == (5, 0, 0)
+    assert [span[0] for span in request.spans] == ["queued", "prefill", "decode", "preempted", "prefill", "decode"]
+
+
+def test_a_cached_block_is_evicted_when_it_is_handed_out():
+    story = Story(blocks=2)
+    story.queued(1, prompt=4)
+    story.step(["admit", 1], ["alloc", 1, 0], prefill=[(1, 4, 0)], sealed=[0])
+    story.tell(events.Finished(request=1, reason="stop"))
+    story.queued(2, prompt=3)
+    story.step(["admit", 2], ["alloc", 2, 0], prefill=[(2, 3, 0)])
+    state = story.state
+    assert state.totals.evictions == 1 and (state.blocks.mark[0], state.blocks.marked[0]) == ("evicted", 2)
+    assert (state.blocks.sealed[0], state.blocks.fill[0]) == (0, 3)
+
+
+def test_copy_on_write_leaves_the_old_block_to_its_other_holder():
+    story = Story()
+    story.queued(1, prompt=6)
+    story.step(["admit", 1], ["alloc", 1, 0, 1], prefill=[(1, 6, 0)], sealed=[0])
+    story.queued(2, prompt=6)
+    story.step(["admit", 2, 0, 1], ["copy", 2, 1, 3], prefill=[(2, 1, 5)])
+    state = story.state
+    assert state.requests[2].table == [0, 3] and state.requests[2].cached_tokens == 5
+    assert state.blocks.owners[1] == (1,) and state.blocks.owners[3] == (2,) and state.blocks.fill[3] == 2
+    fill_follows_from_tables(state)
+
+
+def test_no_lookups_are_counted_with_the_prefix_cache_off():
+    story = Story(prefix_cache=False)
+    story.queued(1, prompt=4)
+    story.step(["admit", 1], ["alloc", 1, 0], prefill=[(1, 4, 0)])
+    assert story.state.totals.lookup_tokens == 0
+
+
+def test_clearing_frees_what_nobody_holds():
+    story = Story()
+    story.queued(1, prompt=8)
+    story.step(["admit", 1], ["alloc", 1, 0, 1], prefill=[(1, 8, 0)], sealed=[0, 1])
+    story.tell(events.Finished(request=1, reason="stop"))
+    assert story.state.pool.cached_blocks == 2
+    story.tell(events.Cleared())
+    assert (story.state.pool.cached_blocks, story.state.pool.free_blocks) == (0, 8)
+
+
+def test_a_rebuilt_pool_is_empty_and_has_the_new_size():
+    story = Story()
+    story.queued(1, prompt=8)
+    story.step(["admit", 1], ["alloc", 1, 0, 1], prefill=[(1, 8, 0)], sealed=[0, 1])
+    story.tell(events.Finished(request=1, reason="stop"))
+    story.tell(events.Configured(block_size=8, num_blocks=3, rebuilt=True, config={"chunk_size": 7}))
+    state = story.state
+    assert (state.block_size, len(state.blocks.owners), state.pool.free_blocks) == (8, 3, 3)
+    assert state.config == {"chunk_size": 7}
+    story.tell(events.Configured(block_size=8, num_blocks=3, config={"chunk_size": 9}))
+    assert state.config == {"chunk_size": 9}
+
+
+def test_a_step_that_only_preempts_is_no_step():
+    """The engine tells such a thing under the number of the step before."""
+    story = Story()
+    story.queued(1, prompt=2)
+    story.step(["admit", 1], ["alloc", 1, 0], prefill=[(1, 2, 0)])
+    story.tell(events.Step(step=1, ops=[["preempt", 1]], decode=[]))
+    assert story.state.totals.steps == 1 and len(story.state.series) == 1
+    assert story.state.requests[1].state == "preempted"
+
+
+def test_a_request_may_have_arrived_before_the_last_event():
+    """The server stamps the arrival; the engine tells it between two steps."""
+    story = Story()
+    event = events.Queued(seq=2, t=0.5, request=1, id="r", prompt_tokens=3, max_tokens=2)
+    apply(story.state, event)
+    assert story.state.t == 1.0 and story.state.requests[1].t_queued == 0.5
+
+
+def test_only_the_last_finished_requests_stay():
+    story = Story()
+    for number in range(1, fold.KEPT_FINISHED + 5):
+        story.queued(number, prompt=1)
+        story.tell(events.Finished(request=number, reason="abort"))
+    assert min(story.state.requests) == 5 and story.state.totals.aborted == fold.KEPT_FINISHED + 4
+
+
+def test_lost_and_doubled_events_are_noticed():
+    state = State()
+    apply(
+        state,
+        events.Hello(
+            seq=1, epoch="e", model=events.ModelInfo(name="m"), device=events.DeviceInfo(), block_size=4, num_blocks=2
+        ),
+    )
+    apply(state, events.Tokens(seq=2, step=0, texts=[]))
+    apply(state, events.Queued(seq=3, request=1, id="a", prompt_tokens=1, max_tokens=1))
+    assert state.gaps == 0
+    apply(state, events.Queued(seq=3, request=9, id="b", prompt_tokens=1, max_tokens=1))
+    assert state.gaps == 0 and list(state.requests) == [1]
+    apply(state, events.Queued(seq=6, request=2, id="c", prompt_tokens=1, max_tokens=1))
+    assert state.gaps == 1 and state.seq == 6
+
+
+def test_a_newer_schema_is_refused():
+    hello = events.Hello(
+        schema=events.SCHEMA + 1,
+        epoch="e",
+        model=events.ModelInfo(name="m"),
+        device=events.DeviceInfo(),
+        block_size=4,
+        num_blocks=2,
+    )
+    with pytest.raises(fold.NewerSchema, match="update KVScope"):
+        apply(State(), hello)
+    with pytest.raises(fold.NewerSchema):
+        apply(State(), events.Snapshot(schema=events.SCHEMA + 1, state={}))
+
+
+def test_a_snapshot_whose_columns_are_cut_is_refused():
+    content = json.loads(msgspec.json.encode(Story(blocks=3).state))
+    content["blocks"]["fill"].pop()
+    with pytest.raises(msgspec.ValidationError, match="3 blocks"):
+        apply(State(), events.Snapshot(state=content))
+
+
+def test_letters():
+    assert [fold.label(n) for n in (1, 2, 26, 27, 52, 53, 702, 703)] == ["A", "B", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
+
+
+def test_the_pool_splits_without_remainder():
+    story = Story()
+    story.queued(1, prompt=6)
+    story.step(["admit", 1], ["alloc", 1, 0, 1], prefill=[(1, 6, 0)], sealed=[0])
+    split = fold.pool_split(story.state)
+    assert (split["filled"], split["wasted"], split["free"], split["block_bytes"]) == (1.5, 0.5, 6, 400)
+    assert sum(split[part] for part in ("filled", "wasted", "cached", "free")) == split["total"] == 8
+
+
+# whole streams
+
+engines = st.fixed_dictionaries(
+    {
+        "blocks": st.integers(12, 90),
+        "running": st.integers(1, 9),
+        "block_size": st.sampled_from([1, 3, 4, 16]),
+        "chunk": st.integers(1, 40),
+        "shared_tokens": st.integers(0, 40),
+        "abort_share": st.floats(0, 4),
+        "fork_share": st.sampled_from([0.0, 0.4]),
+        "prefix_cache": st.booleans(),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(engines)
+def test_the_fold_agrees_with_the_engine_after_every_step(options):
+    capacity = options["blocks"] * options["block_size"]
+    options |= {"prompt": (1, max(1, min(40, capacity // 3))), "output": (1, max(1, min(20, capacity // 3)))}
+    state = State()
+
+    def emit(event: events.Event) -> None:
+        apply(state, events.decode(events.encode(event)))
+        recount(state)
+
+    engine = ScriptedEngine(emit, **options)
+    engine.hello()
+    for _ in engine.run(40):
+        agree(state, engine)
+        fill_follows_from_tables(state)
+    engine.drain()
+    agree(state, engine)
+    engine.clear()
+    agree(state, engine)
+
+
+numbers = st.integers(-3, 12)
+operations = st.tuples(
+    st.sampled_from(["admit", "alloc", "copy", "preempt", "dance", ""]),
+    st.lists(numbers | st.text(max_size=2), max_size=5),
+)
+broken_steps = st.builds(
+    events.Step,
+    step=st.integers(0, 5),
+    ops=st.lists(operations.map(lambda op: [op[0], *op[1]]), max_size=5),
+    prefill=st.lists(st.tuples(numbers, st.integers(0, 30), numbers), max_size=3),
+    decode=st.none() | st.lists(numbers, max_size=4),
+    sealed=st.lists(numbers, max_size=3),
+)
+broken_events = st.one_of(
+    broken_steps,
+    st.builds(events.Queued, request=numbers, id=st.just("x"), prompt_tokens=st.integers(0, 20), max_tokens=st.just(5)),
+    st.builds(events.Finished, request=numbers, reason=st.sampled_from(["stop", "abort", "error", "?"])),
+    st.builds(events.Cleared),
+    st.builds(events.Configured, block_size=st.integers(1, 5), num_blocks=st.integers(0, 9), rebuilt=st.booleans()),
+    st.builds(events.Fault, message=st.text(max_size=5)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.booleans(), st.lists(broken_events, max_size=25))
+def test_nonsense_never_raises_and_never_breaks_the_counts(greeted, told):
+    state = State()
+    if greeted:
+        apply(
+            state,
+            events.Hello(
+                epoch="e", model=events.ModelInfo(name="m"), device=events.DeviceInfo(), block_size=4, num_blocks=7
+            ),
+        )
+    for event in told:
+        apply(state, event)
+        recount(state)
+
+
+@pytest.mark.parametrize("name", event_files.FILES)
+def test_a_late_joiner_ends_in_the_same_state(name):
+    told = list(event_files.read(name))
+    whole = State()
+    snapshots = {}
+    for i, event in enumerate(told):
+        if i % 97 == 0:
+            snapshots[i] = events.encode(events.Snapshot(state=whole))
+        apply(whole, event)
+    for i, line in snapshots.items():
+        late = State()
+        apply(late, events.decode(line))
+        for event in told[i:]:
+            apply(late, event)
+        assert late.gaps <= whole.gaps
+        assert msgspec.structs.replace(late, gaps=whole.gaps) == whole
+
+
+@pytest.mark.parametrize("name", event_files.FILES)
+def test_the_event_files_show_what_they_are_for(name):
+    state, seen = State(), Counter()
+    for event in event_files.read(name):
+        apply(state, event)
+        seen.update(op[0] for op in getattr(event, "ops", ()))
+        seen["shared"] = max(seen["shared"], state.pool.shared_saved_blocks)
+    totals = state.totals
+    assert {
+        "sharing": seen["shared"] > 5 and totals.cached_tokens > 500 and totals.preemptions == 0,
+        "preemption": totals.preemptions > 5 and totals.evictions > 20 and totals.recomputed_tokens > 50,
+        "forks": seen["copy"] > 5 and totals.aborted > 10 and state.gaps == 0,
+        "reconfigured": state.epoch == "second" and state.num_blocks == 30,
+        "nonsense": state.gaps > 100 and totals.finished > 0,
+    }[name]
+
+
+@pytest.mark.parametrize("name", event_files.FILES)
+def test_the_event_files_are_what_their_script_makes(name):
+    made = []
+    event_files.FILES[name](lambda event: made.append(events.encode(event)))
+    assert made == (event_files.FOLDER / f"{name}.ndjson").read_bytes().splitlines()
+
+
+# the twin
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="node is not installed: the browser's fold is not compared here"
+)
+def test_the_browsers_fold_gives_the_same_states(tmp_path):
+    """Python's states at many points of each file are what tests/js/fold.test.mjs must come to."""
+    for name in event_files.FILES:
+        state, points = State(), []
+        lines = (event_files.FOLDER / f"{name}.ndjson").read_bytes().splitlines()
+        for i, line in enumerate(lines, start=1):
+            apply(state, events.decode(line))
+            if i % 61 == 0 or i == len(lines):
+                points.append({"lines": i, "state": json.loads(msgspec.json.encode(state))})
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"lines": [line.decode() for line in lines], "points": points})
+        )
+    done = subprocess.run(
+        ["node", "--test", "tests/js/fold.test.mjs"],
+        cwd=ROOT,
+        env={**os.environ, "KVSCOPE_EXPECTED": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
