@@ -1,0 +1,177 @@
+"""`python -m backend …`: the engine's commands. Each part brings its own; what is not there is not listed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import stat
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import psutil
+import typer
+
+from backend.server.listen import bind, is_loopback
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+PARTS = {"models": "backend.models.cli", "measure": "backend.telemetry.cli", "bench": "backend.bench.cli"}
+
+
+class Weights(StrEnum):
+    real = "real"
+    random = "random"
+
+
+class Policy(StrEnum):
+    continuous = "continuous"
+    static = "static"
+
+
+class Preemption(StrEnum):
+    recompute = "recompute"
+
+
+class Allocator(StrEnum):
+    paged = "paged"
+
+
+@app.callback()
+def main() -> None:
+    """KVScope's engine: serve a model, look after models, measure."""
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Option(help="Catalogue name, Hugging Face id, local folder or GGUF file.")
+    ] = "smollm2-135m",
+    weights: Annotated[
+        Weights, typer.Option(help="random: any config.json at full size, without a download.")
+    ] = Weights.real,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16; by default what the device does best.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; by default a GPU when there is one.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback needs --api-key-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, named on stdout.")] = 8000,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in a KV block.")] = None,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks; by default what fits the free memory.")
+    ] = None,
+    max_running: Annotated[int | None, typer.Option(min=1, help="Requests in the batch, at most.")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="Tokens computed in one step, at most.")] = None,
+    chunk_size: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens of one request in a step, at most.")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="Batching.")] = None,
+    allocator: Annotated[Allocator | None, typer.Option(help="How KV memory is given out.")] = None,
+    no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
+    preemption: Annotated[Preemption | None, typer.Option(help="What happens when blocks run out.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Context limit, below the model's own.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads that compute; 0: one a core.")] = 0,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with a key that clients must send as Bearer token.")
+    ] = None,
+    die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when stdin closes.")] = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API, Prometheus metrics, and the event stream that the dashboard draws.
+
+    The first line on stdout is JSON and names the port. The server answers at once; /health says 503 until the model
+    is loaded. Logs go to stderr.
+    """
+    _set_threads(threads)
+    loopback = is_loopback(host)
+    api_key = _read_key(api_key_file) if api_key_file else None
+    if not loopback and api_key is None:
+        _refuse(
+            f"--host {host} can be reached from other machines: whoever can, uses the model and reads prompts. "
+            "Give --api-key-file, or keep the default 127.0.0.1 and use a tunnel (ssh -L)."
+        )
+    try:
+        listening = bind(host, port)
+    except OSError as error:
+        _refuse(
+            f"cannot listen on {host} port {port}: {error.strerror or error}. Give another --port; 0 takes a free one.",
+            1,
+        )
+    print(json.dumps({"kvscope": "listening", "port": listening.getsockname()[1], "pid": os.getpid()}), flush=True)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    switches = {
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "max_running": max_running,
+        "token_budget": token_budget,
+        "chunk_size": chunk_size,
+        "policy": policy and policy.value,
+        "allocator": allocator and allocator.value,
+        "preemption": preemption and preemption.value,
+        "prefix_cache": False if no_prefix_cache else None,
+        "max_model_len": max_model_len,
+    }
+    from backend.server import serve as serving  # late: the port answers while this is imported
+
+    wanted = serving.Wanted(
+        model=model,
+        weights=weights.value,
+        dtype=dtype,
+        device=device,
+        threads=_threads(threads),
+        switches={name: value for name, value in switches.items() if value is not None},
+    )
+    serving.run(listening, wanted, api_key=api_key, loopback=loopback, die_with_parent=die_with_parent)
+
+
+def _threads(wanted: int) -> int:
+    """Unless told otherwise, one for each core that this process may use: a second thread on a core brings nothing."""
+    if wanted:
+        return wanted
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def _set_threads(wanted: int) -> None:
+    """OpenMP's size, and threads that sleep between steps: spinning ones would take the cores from the UI."""
+    os.environ["OMP_NUM_THREADS"] = str(_threads(wanted))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _read_key(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(f"--api-key-file {path} cannot be read: {error}")
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        _refuse(f"--api-key-file {path} must hold one key of at least 16 printable ASCII characters without spaces")
+    if mode & (stat.S_IRGRP | stat.S_IROTH) and os.name == "posix":
+        typer.echo(f"warning: {path} can be read by other users of this machine (chmod 600 {path})", err=True)
+    return key
+
+
+def _refuse(message: str, code: int = 2) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _mount_parts() -> None:
+    """A part with one command is that command, one with several a group of them."""
+    for name, module in PARTS.items():
+        package = module.rpartition(".")[0]
+        if not (importlib.util.find_spec(package) and importlib.util.find_spec(module)):
+            continue
+        part: typer.Typer = importlib.import_module(module).app
+        alone = len(part.registered_commands) == 1 and not part.registered_groups
+        app.add_typer(part, name=None if alone else name)
+
+
+_mount_parts()

@@ -1,0 +1,3 @@
+"""The engine's HTTP server: OpenAI-compatible API, event stream, metrics, control."""
+
+VERSION = "0.1.0"

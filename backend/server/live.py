@@ -1,0 +1,145 @@
+"""The live WebSocket: events for the browser, on the page's own origin. The UI's server mounts it and knows the hub.
+
+    server -> browser   a JSON array of events; the first of a connection begins with a snapshot
+    browser -> server   {"watch": [requests]}, {"block": n}, {"table": request}; the answers come in the same arrays:
+                        {"type": "text", …}, {"type": "block", …}, {"type": "table", …}
+
+A browser that reads slowly gets fewer and longer arrays: nothing is queued for it. WebSockets are not covered by CORS,
+so this route checks Origin and a token by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Collection
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from backend.hub import Hub
+from backend.texts import Heard
+
+PATH = "/api/live"
+INTERVAL_S = 1 / 60  # between two sends: a screen shows no more
+MAX_MESSAGE = 4096  # characters that a browser may send at once
+MAX_WATCHED = 16
+MAX_VIEWERS = 256
+
+POLICY_VIOLATION, UNSUPPORTED_DATA, MESSAGE_TOO_BIG, TRY_LATER = 1008, 1003, 1009, 1013  # RFC 6455 and its registry
+
+
+class _Message(msgspec.Struct):
+    watch: Annotated[list[int], msgspec.Meta(max_length=MAX_WATCHED)] | None = None
+    block: int | None = None
+    table: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def routes(
+    get_hub: Callable[[], Hub], prefix: str = "", *, token: str, allowed_origins: Collection[str] = ()
+) -> list[WebSocketRoute]:
+    """The route, below `prefix` ("" or "/base"). `allowed_origins`: origins beside the page's own, as `https://host:port`."""
+    viewers = 0
+
+    async def live(ws: WebSocket) -> None:
+        nonlocal viewers
+        if not _allowed(ws, token, allowed_origins):
+            await ws.close(POLICY_VIOLATION)  # before accept: the browser sees HTTP 403
+            return
+        await ws.accept()
+        if viewers >= MAX_VIEWERS:
+            await ws.close(TRY_LATER, f"{MAX_VIEWERS} pages watch already")
+            return
+        viewers += 1
+        try:
+            await _Viewer(ws, get_hub()).run()
+        finally:
+            viewers -= 1
+
+    return [WebSocketRoute(prefix + PATH, live)]
+
+
+def _allowed(ws: WebSocket, token: str, allowed_origins: Collection[str]) -> bool:
+    if not hmac.compare_digest(ws.query_params.get("token", "").encode(), token.encode()):
+        return False
+    origin = ws.headers.get("origin")
+    if origin is None:  # not a browser: nobody else's page can be behind it
+        return True
+    return origin in allowed_origins or urlsplit(origin).netloc.lower() == ws.headers.get("host", "").lower()
+
+
+class _Viewer:
+    """One connection. What it asks for is kept as the latest of its kind, so that it can ask for no backlog."""
+
+    def __init__(self, ws: WebSocket, hub: Hub):
+        self.ws, self.hub = ws, hub
+        self.reading: dict[int, Heard] = {}
+        self.block: int | None = None
+        self.table: int | None = None
+
+    async def run(self) -> None:
+        with self.hub.listening() as changed:
+            tasks = asyncio.create_task(self._listen(changed)), asyncio.create_task(self._tell(changed))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            farewell, broken = await asyncio.gather(*tasks, return_exceptions=True)
+        if isinstance(farewell, tuple):
+            await self.ws.close(*farewell)
+        if isinstance(broken, Exception) and not isinstance(broken, WebSocketDisconnect):
+            raise broken
+
+    async def _tell(self, changed: asyncio.Event) -> None:
+        clock = asyncio.get_running_loop().time
+        cursor: int | None = None
+        not_before = 0.0
+        while True:
+            changed.clear()
+            cursor, frame = self.hub.delta(cursor, self.reading)
+            frame = self._with_answers(frame)
+            if frame:
+                not_before = clock() + INTERVAL_S
+                await self.ws.send_text(frame)  # waits while the browser is slow; then more comes at once
+            await changed.wait()
+            if (early := not_before - clock()) > 0:
+                await asyncio.sleep(early)
+
+    def _with_answers(self, frame: str) -> str:
+        answers = []
+        if self.block is not None:
+            answers.append(self.hub.block(self.block))
+        if self.table is not None:
+            answers.append(self.hub.table(self.table))
+        self.block = self.table = None
+        told = b",".join(_encode(answer) for answer in answers if answer is not None).decode()
+        if not told:
+            return frame
+        return f"{frame[:-1]},{told}]" if frame else f"[{told}]"
+
+    async def _listen(self, changed: asyncio.Event) -> tuple[int, str] | None:
+        """Until the browser is gone (None) or says something that it may not (what to close the connection with)."""
+        while True:
+            try:
+                text = await self.ws.receive_text()
+            except WebSocketDisconnect:
+                return None
+            except KeyError:
+                return UNSUPPORTED_DATA, "text frames only"
+            if len(text) > MAX_MESSAGE:
+                return MESSAGE_TOO_BIG, f"at most {MAX_MESSAGE} characters"
+            try:
+                message = _decode(text)
+            except msgspec.DecodeError as error:
+                return UNSUPPORTED_DATA, str(error)[:100]
+            if message.watch is not None:
+                self.reading = {request: self.reading.get(request, Heard()) for request in message.watch}
+            self.block = self.block if message.block is None else message.block
+            self.table = self.table if message.table is None else message.table
+            changed.set()

@@ -1,0 +1,123 @@
+"""Running the server: a bound socket first, a prompt end last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import uvicorn
+from fastapi import FastAPI
+
+from backend.server.app import create_app
+from backend.server.host import Emit, EngineHost, Say
+from backend.server.listen import BACKLOG
+
+if TYPE_CHECKING:
+    from backend.engine.loop import EngineLoop
+    from backend.models.loader import LoadedModel
+
+GRACE_S = 3  # for what is still open when the server is told to end
+KEEP_ALIVE_S = 75  # long enough that no client meets a connection that is just being closed
+
+
+@dataclass
+class Wanted:
+    """What to load, and how the engine shall start. `switches`: fields of EngineConfig that are not left to it."""
+
+    model: str
+    weights: str = "real"
+    dtype: str | None = None
+    device: str | None = None
+    threads: int = 1
+    switches: dict[str, Any] = field(default_factory=dict)
+
+    def boot(self, emit: Emit, say: Say) -> tuple[EngineLoop, LoadedModel]:
+        """Minutes, perhaps. Raises ModelError or ConfigError."""
+        import torch
+
+        from backend.engine.build import build
+        from backend.engine.loop import EngineLoop
+        from backend.models.loader import load
+
+        torch.set_num_threads(self.threads)
+        loaded = load(self.model, weights=self.weights, dtype=self.dtype, device=self.device, say=say)
+        say(f"Checking {loaded.name} …")
+        return EngineLoop(build(loaded, self.switches, emit)), loaded
+
+
+class Server(uvicorn.Server):
+    """Ends promptly and with exit code 0: streams are told to end as soon as the signal comes."""
+
+    def __init__(self, app: FastAPI):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._host: EngineHost = app.state.host
+        self._aio: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._aio = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.end()
+
+    def end(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+        if self._aio is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._aio.call_soon_threadsafe(self._host.closing.set)
+
+
+def end_with_parent(server: Server) -> None:
+    """Ends `server` when stdin closes: a parent that holds its other end and dies, however, closes it."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):  # closed from the start
+            while os.read(0, 4096):
+                pass
+        server.end()
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def run(
+    listening: socket.socket, wanted: Wanted, *, api_key: str | None, loopback: bool, die_with_parent: bool
+) -> NoReturn:
+    """Serves until a signal comes (or stdin closes), then ends the process."""
+
+    async def serve() -> None:
+        host = EngineHost(wanted.boot, names=(wanted.model,))
+        server = Server(create_app(host, api_key=api_key, loopback=loopback))
+        if die_with_parent:
+            end_with_parent(server)
+        await server.serve([listening])
+        # Not through the interpreter's own end: it would wait for a step, a download or a model that is being loaded.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if server.started else 1)
+
+    asyncio.run(serve())
+    raise AssertionError("unreachable")
