@@ -137,6 +137,32 @@ def test_a_model_that_attends_twice_a_layer_is_noticed():
         probe(build(config, torch.float32, torch.device("cpu")).eval(), "tiny")
 
 
+@pytest.mark.parametrize(
+    ("window", "length", "fine"), [(8, 128, False), (8, 8, True), (256, 128, True), (None, 128, True)]
+)
+def test_a_window_that_only_the_mask_knows_is_noticed_before_a_text_outgrows_it(window, length, fine):
+    """phimoe tells its mask of the window, but not its attention: right up to the window, then silently wrong."""
+    model = build(tiny_config("phimoe", sliding_window=window), torch.float32, torch.device("cpu")).eval()
+    if fine:
+        assert len(probe(model, "tiny", length)) == 2
+    else:
+        with pytest.raises(ModelError, match="wrong on long texts"):
+            probe(model, "tiny", length)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "gpt_oss", "cohere2"])
+def test_a_window_that_attention_is_told_of_is_fine(family):
+    probe(build(tiny_config(family), torch.float32, torch.device("cpu")).eval(), "tiny", 128)
+
+
+def test_a_model_that_sees_the_future_is_noticed():
+    config = AutoConfig.for_model(
+        "bert", vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    with pytest.raises(ModelError, match="hides or shows other tokens"):
+        probe(build(config, torch.float32, torch.device("cpu")).eval(), "tiny", 128)
+
+
 def test_a_model_that_says_nan_is_noticed():
     model = build(tiny_config("llama"), torch.float32, torch.device("cpu")).eval()
     with torch.no_grad():

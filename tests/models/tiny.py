@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-VOCAB = len(SPECIAL) + len(BYTES) + 1  # and "he"
+WORDS = ["he", "ll"]
+VOCAB = len(SPECIAL) + len(BYTES) + len(WORDS)
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role') }}{% endif %}"
@@ -40,8 +41,8 @@ LLAMA: dict[str, Any] = {
 
 
 def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    vocab = {token: i for i, token in enumerate([*SPECIAL, *BYTES, "he"])}
-    rust = Tokenizer(BPE(vocab=vocab, merges=[("h", "e")]))
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *BYTES, *WORDS])}
+    rust = Tokenizer(BPE(vocab=vocab, merges=[("h", "e"), ("l", "l")]))
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
     rust.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -87,9 +88,9 @@ def write_gguf(file: Path, model: Any, *, skip: str = "", pre: str = "smollm", q
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list([*SPECIAL, *BYTES, "he"])
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(BYTES) + 1))
-    writer.add_token_merges(["h e"])
+    writer.add_token_list([*SPECIAL, *BYTES, *WORDS])
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(BYTES) + len(WORDS)))
+    writer.add_token_merges(["h e", "l l"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
