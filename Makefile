@@ -13,12 +13,14 @@ help:
 	@echo "make lint    lint only"
 	@echo "make clean   remove .venv and caches of this checkout"
 
-# The browser opens when there is a screen to open it on.
+# The browser opens when there is a screen to open it on. Streamlit itself is told "headless": it would not open an
+# st.App, only advertise.
 run:
 	@.ci/setup run "$(MODEL)"
-	@headless="$(if $(HEADLESS),true,false)"; \
-	if [ "$$(uname)" = Linux ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then headless=true; fi; \
-	KVSCOPE_MODEL="$(MODEL)" exec .venv/bin/streamlit run app.py --server.port "$(PORT)" --server.headless "$$headless"
+	@if [ -z "$(HEADLESS)" ] && { [ "$$(uname)" != Linux ] || [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ]; }; then \
+		.venv/bin/python .ci/open "http://127.0.0.1:$(PORT)" & \
+	fi; \
+	KVSCOPE_MODEL="$(MODEL)" exec .venv/bin/streamlit run app.py --server.port "$(PORT)"
 
 # One thread for torch in the tests' own process: small models gain nothing from more, and the browser needs a core.
 test: export OMP_NUM_THREADS = 1

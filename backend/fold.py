@@ -234,9 +234,8 @@ def _configured(state: State, event: events.Configured) -> None:
     state.block_size = event.block_size
     state.num_blocks = event.num_blocks
     if rebuilt:
-        for number in state.running:
-            state.requests[number].table = []
-        for request in state.requests.values():
+        for request in state.requests.values():  # the engine is idle for this; but a "finished" may have been lost
+            request.table = []
             if request.state != "finished":
                 request.computed = 0
         state.blocks = Blocks.free(event.num_blocks)

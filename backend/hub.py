@@ -172,6 +172,8 @@ class Hub:
         """
         with self._lock:
             self.pump()
+            if cursor is not None and not self._history.first <= cursor <= self._history.next:
+                cursor = None  # fell out
             if cursor not in self._deltas:
                 self._deltas[cursor] = self._content(cursor)
             content = self._deltas[cursor]
@@ -248,6 +250,9 @@ class Hub:
     def _take(self, event: events.Event, line: bytes) -> None:
         """Under the lock: fold, remember."""
         kind = type(event)
+        whole = kind is events.Hello or kind is events.Snapshot
+        if not whole and 0 < event.seq <= self._state.seq:
+            return  # told twice
         fold.apply(self._state, event)
         self._texts.hear(event, self._state)
         if self._deltas:

@@ -168,6 +168,20 @@ def test_history_is_bounded_by_lines_and_by_bytes():
     assert 8_000 < sum(map(len, kept)) <= 20_000
 
 
+def test_lines_that_come_twice_count_once():
+    first, second = Hub(), Hub()
+    engine = scripted(first)
+    for _ in engine.run(10):
+        pass
+    lines = first.lines_since(0)
+    second.ingest(*lines[:20])
+    second.ingest(*lines[10:])
+    second.ingest(*lines[1:])
+    assert second.lines_since(0) == lines
+    number = engine.running[0].number
+    assert second.text(number) == first.text(number)
+
+
 def test_lines_since_a_number():
     hub = Hub()
     for _ in scripted(hub).run(5):

@@ -113,8 +113,10 @@ function configured(state, event) {
   state.block_size = event.block_size;
   state.num_blocks = event.num_blocks;
   if (!rebuilt) return;
-  for (const number of state.running) state.requests[number].table = [];
-  for (const request of Object.values(state.requests)) if (request.state !== "finished") request.computed = 0;
+  for (const request of Object.values(state.requests)) { // the engine is idle for this; but a "finished" may have been lost
+    request.table = [];
+    if (request.state !== "finished") request.computed = 0;
+  }
   state.blocks = freeBlocks(event.num_blocks);
   state.pool = freePool(event.num_blocks);
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 
@@ -20,10 +23,7 @@ class KVCache:
         """K and V pools of a layer; `k`, `v` are [1, kv_heads, T, head_dim] and set the shapes on first sight."""
         if index not in self.layers:
             slots = (self.num_blocks + 1) * self.block_size
-            # zeros: what a request never wrote is read through masks, and 0 * NaN would not be 0
-            self.layers[index] = tuple(
-                torch.zeros(slots, x.shape[1], x.shape[3], dtype=x.dtype, device=self.device) for x in (k, v)
-            )
+            self.layers[index] = tuple(_zeros((slots, x.shape[1], x.shape[3]), x.dtype, self.device) for x in (k, v))
         return self.layers[index]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -42,3 +42,14 @@ class KVCache:
     def bytes_per_token(self) -> int:
         """Of all layers seen so far, K and V together."""
         return sum(x[0].numel() * x.element_size() for pools in self.layers.values() for x in pools)
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, because what a request never wrote is read through masks, and 0 times NaN would not be 0.
+
+    On the CPU they come from calloc: a page takes memory when it is first written, so a large pool that is hardly
+    used costs neither start-up time nor memory.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

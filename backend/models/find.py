@@ -38,8 +38,9 @@ def path(name: str, say: Say = say_to_stderr) -> Path:
     if local.is_file():
         return _file(local, say)
     _check_hub_id(name)
-    folder = _from_hub(name, _CONFIG_FILES, say)
-    _gate_early(folder)
+    if folder := _in_hub_cache(name):
+        return folder
+    _gate_early(_from_hub(name, _CONFIG_FILES, say))
     say(f"Fetching the weights of {name} from Hugging Face (kept in its cache) …")
     folder = _from_hub(name, _CONFIG_FILES + _WEIGHT_FILES, say)
     _check_weights(folder, name)
@@ -221,6 +222,18 @@ def _check_hub_id(name: str) -> None:
         )
     if name.lower().endswith((".gguf", ".json", ".safetensors")):
         raise ModelError(f"there is no file '{name}'")
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The folder of a model that was fetched whole before; the network is not asked whether there is a newer one."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_CONFIG_FILES + _WEIGHT_FILES, local_files_only=True))
+        _check_weights(folder, name)
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, ModelError):
+        return None
+    return folder
 
 
 def _from_hub(name: str, patterns: list[str], say: Say) -> Path:

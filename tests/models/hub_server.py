@@ -16,7 +16,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def serve_hub(
     repos: dict[str, dict[str, bytes]], gated: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields (its URL, the list of files that were downloaded)."""
+    """Yields (its URL, the list of files that were downloaded, each as "owner/name/file")."""
     fetched: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ def serve_hub(
                 return
             data = repos[name][path]
             if body:
-                fetched.append(path)
+                fetched.append(f"{name}/{path}")
             headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
             self.send(200, data, body, headers)
 
