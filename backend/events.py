@@ -62,7 +62,7 @@ class Hello(Event, tag="hello", kw_only=True):
     """First event of an epoch. Everything before it is void: the pool is empty, no request lives."""
 
     epoch: str
-    schema: int = SCHEMA
+    schema: int = 0
     source: str = "embedded"  # embedded | remote | modelled | replay | vllm | sglang
     evidence: str = "measured"  # measured | computed | modelled | simulated
     wall_time: float = 0.0  # unix seconds at t = 0
@@ -71,6 +71,9 @@ class Hello(Event, tag="hello", kw_only=True):
     block_size: int
     num_blocks: int
     config: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        self.schema = self.schema or SCHEMA  # not the field's default: defaults are left out, this is always written
 
 
 class Configured(Event, tag="configured", kw_only=True):
@@ -172,8 +175,11 @@ class Sealed(Event, tag="sealed", kw_only=True):
 class Snapshot(Event, tag="snapshot", kw_only=True):
     """A whole folded state (`backend.fold.State`), so that a late joiner need not hear the past."""
 
-    schema: int = SCHEMA
+    schema: int = 0
     state: Any
+
+    def __post_init__(self) -> None:
+        self.schema = self.schema or SCHEMA
 
 
 TEXT_CHANNEL = (Prompt, Tokens, Sealed)

@@ -291,7 +291,9 @@ class ScriptedEngine:
     def _admit(self, ops: list, work: dict[Job, int]) -> None:
         while self.waiting and len(self.running) < self.max_running:
             job = self.waiting[0]
-            parent = job.parent if job.parent in self.running and not job.preemptions else None
+            parent = job.parent
+            if job.preemptions or parent not in self.running or parent.computed < parent.prompt:
+                parent = None  # nothing to share, or not any more: it computes its prompt itself
             if parent is not None:
                 computed = job.prompt - 1
                 found = parent.table[: -(-computed // self.block_size)]

@@ -235,6 +235,14 @@ def test_a_rebuilt_pool_is_empty_and_has_the_new_size():
     assert state.config == {"chunk_size": 9}
 
 
+def test_a_rebuilt_pool_holds_nothing_of_a_request_whose_end_was_lost():
+    story = Story()
+    story.tell(events.Queued(request=1, id="a", prompt_tokens=5, max_tokens=2))
+    story.step(["alloc", 1, 0])
+    story.tell(events.Configured(block_size=4, num_blocks=8, rebuilt=True))
+    assert story.state.requests[1].table == [] and story.state.pool.free_blocks == 8
+
+
 def test_a_step_that_only_preempts_is_no_step():
     """The engine tells such a thing under the number of the step before."""
     story = Story()

@@ -87,6 +87,7 @@ class Request:
     done: bool = False
     cached_tokens: int = 0
     preemptions: int = 0
+    lost: int = 0  # tokens computed when it was last preempted
     recomputed_tokens: int = 0
     t_queued: float = 0.0
     t_admitted: float | None = None

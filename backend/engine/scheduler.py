@@ -103,8 +103,7 @@ class Scheduler:
     def _preempt(self, request: Request, plan: Plan) -> None:
         self.running.remove(request)
         self._release(request)
-        request.recomputed_tokens += request.computed
-        request.computed = 0
+        request.lost, request.computed = request.computed, 0
         request.preemptions += 1
         plan.preempted.append(request)
         plan.ops.append(["preempt", request.number])
@@ -161,7 +160,7 @@ class Scheduler:
         if request.preemptions == 0:
             request.cached_tokens = computed
         else:
-            request.recomputed_tokens -= computed  # found again in the cache: not computed twice after all
+            request.recomputed_tokens += max(0, request.lost - computed)  # what the cache kept is not computed twice
         insort(self.running, request, key=_order)
         plan.ops.append(["admit", request.number, *found])
 

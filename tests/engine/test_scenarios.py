@@ -456,3 +456,19 @@ def test_events_are_numbered_without_gaps_and_tell_the_whole_story():
 def test_defaults_are_a_valid_configuration():
     config = EngineConfig()
     assert config.max_running <= config.token_budget
+
+
+def test_recomputed_tokens_are_those_computed_twice():
+    engine, events = stub_engine(block_size=4, num_blocks=7, max_running=2)
+    submit(engine, 8, seed=1, max_tokens=16)
+    submit(engine, 8, seed=2, max_tokens=16)
+    run(engine)
+    computed = sum(n for s in of(events, Step) for _, n, _ in s.prefill)
+    decoded = sum(e.output_tokens for e in of(events, Finished))
+    finished = of(events, Finished)
+    assert sum(e.recomputed_tokens for e in finished) > 0
+    # Each request computes all it comes to know but the last token once; anything beyond that is work done again.
+    resumes = sum(e.preemptions for e in finished)
+    once = sum(e.prompt_tokens + e.output_tokens - 1 for e in finished)
+    steps_of_one = decoded - len(finished) - resumes
+    assert computed + steps_of_one - once == sum(e.recomputed_tokens for e in finished)
