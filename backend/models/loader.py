@@ -123,11 +123,13 @@ def load(
         notes.append("random weights: the speed and the memory are real, the text means nothing")
     if made_of := find.origin(folder):
         notes.append(made_of)
+    if any((getattr(config, key, 0) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        notes.append("mixture of experts: the weights read in a step are counted as all experts, an upper bound")
     length, note = max_model_len(config)
     if note:
         notes.append(note)
     return LoadedModel(
-        name=Path(name).name if Path(name).exists() else name,
+        name=_title(name),
         folder=folder,
         model=model,
         tokenizer=tokenizer,
@@ -140,6 +142,17 @@ def load(
         attention=_probe(model, name, length),
         notes=notes,
     )
+
+
+def _title(name: str) -> str:
+    """How a model is called on screen and in the API: a path by its last part that says something."""
+    local = Path(name).expanduser()
+    if not local.exists():
+        return name
+    local = local.resolve()
+    if local.is_dir():
+        return local.name
+    return local.parent.name if local.name == "config.json" else local.stem
 
 
 def _device(asked: str | None) -> torch.device:

@@ -19,11 +19,11 @@ ASK = """
 import json, sys
 from backend.models import find
 from backend.models.errors import ModelError
-from backend.models.loader import load
 answers = {}
 for name in json.loads(sys.argv[1]):
     try:
         if name.startswith("random:"):
+            from backend.models.loader import load
             info = load(name.removeprefix("random:"), weights="random", device="cpu", say=lambda line: None).info()
             answers[name] = {"layers": info.layers, "weights": info.weights}
         else:

@@ -270,6 +270,17 @@ def test_a_configuration_that_cannot_be_is_refused(tmp_path):
 # --- asking ---
 
 
+def test_a_path_is_called_by_its_last_part_that_says_something(tmp_path, own_cache, monkeypatch):
+    folder = tmp_path / "llama-8b"
+    file = save_config(folder)
+    other = save_config(tmp_path).rename(tmp_path / "qwen-4b.json")
+    assert take(folder, weights="random").name == "llama-8b"
+    assert take(file, weights="random").name == "llama-8b"
+    assert take(other, weights="random").name == "qwen-4b"
+    monkeypatch.chdir(folder)
+    assert take(".", weights="random").name == "llama-8b"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
