@@ -1,0 +1,122 @@
+// The component that Streamlit mounts, once for each picture:
+//     data {view, url, options}   a picture on the WebSocket at `url`; without a url, one that is fed by reruns
+//     data bytes                  a frame for those; this mount draws nothing. What the pictures ask comes back as the
+//                                 state "ask": {watch: [...], block: n, table: n, snapshot: times asked}, each as last asked
+// The state "transport" becomes "rerun" when no WebSocket can be opened here.
+//
+// Streamlit calls the default export again on every change of data or theme, so each call must be harmless; and it may run
+// the cleanup of a call that was overtaken while the element stays mounted, so only the newest call may tear down.
+import { RERUN, live } from "./link.js";
+import { Blocks } from "./views/blocks.js";
+import { BlockTable } from "./views/table.js";
+import { Gantt } from "./views/gantt.js";
+import { Numbers } from "./views/numbers.js";
+import { Requests } from "./views/requests.js";
+import { Split } from "./views/split.js";
+import { Strip } from "./views/strip.js";
+import { Text } from "./views/text.js";
+import { TokensPerStep } from "./views/tokens.js";
+import { Usage } from "./views/usage.js";
+
+export const VIEWS = {
+  blocks: Blocks, gantt: Gantt, numbers: Numbers, requests: Requests, split: Split, strip: Strip, table: BlockTable, text: Text,
+  tokens: TokensPerStep, usage: Usage,
+};
+
+const ASK_MS = 100; // questions of this time go into one rerun
+const MOUNTED = new WeakMap(); // parentElement -> Mount or Feeder
+
+export default function ({ data, parentElement, setStateValue }) {
+  const kind = data instanceof Uint8Array ? Feeder : Mount;
+  let mounted = MOUNTED.get(parentElement);
+  if (!(mounted instanceof kind)) {
+    mounted?.end();
+    MOUNTED.set(parentElement, (mounted = new kind(parentElement)));
+  }
+  const generation = ++mounted.generation;
+  mounted.set(data, setStateValue);
+  return () =>
+    setTimeout(() => {
+      if (mounted.generation !== generation || MOUNTED.get(parentElement) !== mounted) return;
+      MOUNTED.delete(parentElement);
+      mounted.end();
+    });
+}
+
+/** One picture and the live that it is on. */
+class Mount {
+  constructor(parent) {
+    this.generation = 0;
+    this.parent = parent;
+    this.root = parent.querySelector(".kv") ?? parent;
+    this.view = null;
+    this.what = "";
+  }
+
+  set(data, setStateValue) {
+    const { view = "", url = RERUN, options = {} } = data ?? {};
+    this.setStateValue = setStateValue;
+    if (this.what !== `${view} ${url}`) {
+      this.end();
+      this.what = `${view} ${url}`;
+      this.begin(view, url);
+    }
+    if (!this.view) return;
+    this.view.theme(this.parent.host ?? this.parent);
+    this.view.options?.(options);
+  }
+
+  begin(name, url) {
+    const View = VIEWS[name];
+    if (!View) {
+      this.root.textContent = `No such picture: ${name}`;
+      return;
+    }
+    this.live = live(url);
+    this.view = new View(this.root, this.live);
+    this.ends = [
+      this.live.on("status", (status) => (this.root.dataset.live = status)),
+      this.live.on("dead", () => this.setStateValue("transport", "rerun")),
+      this.live.on(this.view),
+    ];
+    this.root.dataset.live = this.live.status;
+    if (this.live.status === "dead") this.setStateValue("transport", "rerun");
+  }
+
+  end() {
+    if (!this.view) return;
+    for (const end of this.ends) end();
+    this.view.end();
+    this.view = null;
+    this.what = "";
+    this.root.replaceChildren();
+  }
+}
+
+/** Passes frames on that come with reruns, and questions back. */
+class Feeder {
+  constructor() {
+    this.generation = 0;
+    this.asked = {};
+    this.live = live(RERUN);
+    this.live.asker = (question) => this.ask(question);
+  }
+
+  set(frame, setStateValue) {
+    this.setStateValue = setStateValue;
+    this.live.push(frame);
+  }
+
+  ask(question) {
+    Object.assign(this.asked, question);
+    this.timer ??= setTimeout(() => {
+      this.timer = undefined;
+      this.setStateValue("ask", { ...this.asked });
+    }, ASK_MS);
+  }
+
+  end() {
+    clearTimeout(this.timer);
+    if (this.live) this.live.asker = null;
+  }
+}

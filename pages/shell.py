@@ -1,0 +1,49 @@
+"""The script behind every page: navigation, header, then the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # `streamlit run pages/shell.py` puts only this folder there
+    sys.path.insert(0, str(ROOT))
+
+import streamlit as st  # noqa: E402
+
+from backend.sources import SourceError  # noqa: E402
+from pages.widgets import header, live, service  # noqa: E402
+from pages.widgets.format import plain  # noqa: E402
+
+st.set_page_config(page_title="KVScope", page_icon="🔬", layout="wide")
+st.logo(str(ROOT / "assets" / "logo.svg"), size="medium")
+page = st.navigation(
+    [
+        st.Page("cockpit.py", title="Cockpit", icon=":material/speed:", default=True),
+        st.Page("blocks.py", title="KV blocks", icon=":material/grid_view:", url_path="blocks"),
+    ],
+    position="top",
+)
+live.on_page(page.url_path)
+
+try:
+    service.get()
+except (SourceError, OSError) as error:
+    st.error(plain(str(error)), title="There is no engine to show", icon=":material/error:")
+    st.stop()
+
+with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
+    strip = st.container(width="stretch")
+    st.segmented_control(
+        "Units",
+        ["GiB", "GB"],
+        default="GiB",
+        required=True,
+        key="units",
+        label_visibility="collapsed",
+        bind="query-params",
+    )
+with strip:
+    header.show(st.session_state.units)
+
+page.run()

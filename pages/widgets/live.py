@@ -1,0 +1,99 @@
+"""The live views on a page: one component, mounted once for each picture, all fed by one WebSocket on its origin.
+
+Where that WebSocket cannot be (no routes mounted, or a proxy without upgrades), the header's fragment feeds the same
+pictures with reruns.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import streamlit as st
+
+from backend.server.live import MAX_WATCHED, PATH
+from pages.widgets import service
+from pages.widgets.bundle import bundle
+from pages.widgets.theme import ASSETS, tokens
+
+FALLBACK_S = 0.25  # between two frames where no WebSocket can be
+_PAGE, _NO_SOCKET, _CURSOR, _SNAPSHOT = (
+    "live_page_path",
+    "live_no_socket",
+    "live_cursor",
+    "live_snapshot",
+)  # in the session
+
+
+@cache
+def _component():
+    entry = ASSETS / "live" / "component.js"
+    return st.components.v2.component(
+        "kvscope_live",
+        html='<div class="kv">\n</div>',
+        css=(ASSETS / "live" / "live.css").read_text(encoding="utf-8"),
+        js=bundle(entry, f"const TOKENS = {json.dumps(tokens())};"),
+    )
+
+
+def on_page(url_path: str) -> None:
+    """Called by the shell: the address of the app is the page's address without this."""
+    st.session_state[_PAGE] = url_path
+
+
+def address(page_url: str, url_path: str) -> str:
+    """The WebSocket's address as the browser must see it, so that proxies and port-forwards need no configuration."""
+    parts = urlsplit(page_url)
+    path = parts.path.rstrip("/")
+    if url_path and path.endswith(f"/{url_path}"):
+        path = path[: -len(url_path) - 1]
+    scheme = "wss" if parts.scheme == "https" else "ws"
+    return f"{scheme}://{parts.netloc}{path}{PATH}?token={service.TOKEN}"
+
+
+def by_rerun() -> bool:
+    """Whether this page must be fed by reruns."""
+    return not service.routes_mounted or not st.context.url or st.session_state.get(_NO_SOCKET, False)
+
+
+def view(name: str, **options: Any) -> None:
+    """Mounts a picture. With the same options its data stay the same, and a rerun does not touch it."""
+    url = "" if by_rerun() else address(st.context.url, st.session_state.get(_PAGE, ""))
+    key = f"live-{name}"
+    _component()(
+        key=key,
+        data={"view": name, "url": url, "options": options},
+        default={"transport": ""},
+        on_transport_change=lambda: _no_socket(key),
+    )
+
+
+def feed() -> None:
+    """One frame for all pictures of the page; inside the page's one fragment."""
+    asked = (st.session_state.get("live-feed") or {}).get("ask") or {}
+    fresh = asked.get("snapshot") != st.session_state.get(_SNAPSHOT)  # the browser lost the thread
+    st.session_state[_SNAPSHOT] = asked.get("snapshot")
+    cursor, frame = service.get().hub.frame(
+        None if fresh else st.session_state.get(_CURSOR),
+        watch=_numbers(asked.get("watch")),
+        block=_number(asked.get("block")),
+        table=_number(asked.get("table")),
+    )
+    st.session_state[_CURSOR] = cursor
+    _component()(key="live-feed", data=frame, default={"ask": {}}, on_ask_change=lambda: None)
+
+
+def _no_socket(key: str) -> None:
+    if st.session_state[key].get("transport") == "rerun":
+        st.session_state[_NO_SOCKET] = True
+
+
+def _number(value: object) -> int | None:
+    """What a browser sent, if it is a block or a request."""
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
+def _numbers(values: object) -> list[int]:
+    return [n for n in values[:MAX_WATCHED] if _number(n) is not None] if isinstance(values, list) else []

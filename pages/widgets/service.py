@@ -1,0 +1,111 @@
+"""What all pages and tabs of this process share: the source of events, and the synthetic users."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from backend.hub import Hub
+from backend.sources import Source, open_source
+from backend.sources.embedded import COMMAND
+from backend.sources.remote import EngineClient, EngineError
+from backend.sources.status import Status
+from backend.workload.users import Habits, Users
+
+MODEL = "KVSCOPE_MODEL"  # for an engine that is started here; what `python -m backend serve` takes if not set
+FLAGS = "KVSCOPE_ENGINE_FLAGS"  # the rest of its command line
+NUM_BLOCKS = 512  # a pool whose blocks can be read on a screen, and that 64 users fill; the page's switches change it
+TOKEN = secrets.token_urlsafe(16)  # of the live WebSocket, new with each process
+
+routes_mounted = False  # app.py says so; without it pages fall back to reruns
+
+_lock = threading.Lock()
+_service: Service | None = None
+
+
+class Service:
+    def __init__(self, source: Source):
+        self.source = source
+        self.users = Users(source.background, _address(source), source.client.headers)
+
+    @property
+    def hub(self) -> Hub:
+        return self.source.hub
+
+    @property
+    def client(self) -> EngineClient:
+        return self.source.client
+
+    @property
+    def status(self) -> Status:
+        return self.source.status
+
+    @property
+    def in_flight(self) -> int:
+        return self.hub.read(lambda state: state.in_flight)
+
+    @property
+    def habits(self) -> Habits:
+        return self.users.habits
+
+    def fixed(self) -> tuple:
+        """What a page's widgets were drawn from: when it is another one, the page must be drawn again."""
+        config = self.hub.read(lambda state: tuple(state.config.items()))
+        return self.status.phase, self.users.counts.users, self.habits, config
+
+    def set_habits(self, **changes) -> None:
+        """Counts from the users' next questions on."""
+        self.users.habits = msgspec.structs.replace(self.users.habits, **changes)
+
+    def set_users(self, count: int) -> None:
+        """Users speak to a chat model in messages, to a base model in plain text."""
+        self.set_habits(chat=self.hub.read(lambda state: state.model.chat_template))
+        self.users.start(count)
+
+    def stop_all(self) -> None:
+        """No users, and nothing in the engine. Raises EngineError when it does not answer."""
+        self.users.stop()
+        for id in self.hub.read(lambda state: [r.id for r in state.requests.values() if r.state != "finished"]):
+            self.client.abort(id)
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def _address(source: Source) -> Callable[[], str | None]:
+    """Where the engine listens now, None while it does not."""
+
+    def address() -> str | None:
+        try:
+            return source.client.url
+        except EngineError:
+            return None
+
+    return address
+
+
+def get() -> Service:
+    """The one service, started when first asked for. Raises SourceError or OSError when there is nothing to start."""
+    global _service
+    with _lock:
+        if _service is None:
+            flags = shlex.split(os.environ.get(FLAGS, ""))
+            options = {"model": os.environ.get(MODEL) or None}
+            if "--num-blocks" not in flags:
+                options["num_blocks"] = NUM_BLOCKS
+            _service = Service(open_source(options, command=(*COMMAND, *flags)))
+        return _service
+
+
+def close() -> None:
+    """Ends the engine's process with everything else. Harmless when nothing runs."""
+    global _service
+    with _lock:
+        if _service is not None:
+            _service.close()
+            _service = None

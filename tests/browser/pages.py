@@ -1,0 +1,61 @@
+"""What a person finds on the pages, by role and name."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from playwright.sync_api import Locator, Page, expect
+
+PATIENCE_S = 30.0
+
+
+def until(check: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Waits for a condition that no locator can express."""
+    end = time.monotonic() + patience_s
+    while not check():
+        assert time.monotonic() < end, f"not within {patience_s:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def picture(page: Page, name: str) -> Locator:
+    """A canvas by the name that it begins its description with."""
+    return page.get_by_role("img", name=re.compile(f"^{name}:"))
+
+
+def count(locator: Locator, name: str) -> int:
+    return int(locator.get_attribute(f"data-{name}") or 0)
+
+
+def number(page: Page, name: str) -> Locator:
+    """Value of one of the big numbers."""
+    return page.locator(f"[data-number='{name}'] .value")
+
+
+def users(page: Page, choice: str) -> None:
+    page.get_by_role("radiogroup", name="Users").get_by_role("radio", name=choice, exact=True).click()
+
+
+def toggle(page: Page, label: str) -> None:
+    page.get_by_test_id("stCheckbox").filter(has_text=label).locator("label").first.click()
+
+
+def ask(page: Page, text: str) -> None:
+    box = page.get_by_test_id("stChatInputTextArea")
+    expect(box).to_be_enabled()
+    box.fill(text)
+    box.press("Enter")
+
+
+def quiet(page: Page) -> None:
+    """No users, nothing in the engine, habits as at the start."""
+    users(page, "0")
+    page.get_by_role("button", name="Stop all").click()
+    for label, wanted in (("Break the prefix", False), ("Shared system prompt", True)):
+        if page.get_by_role("switch", name=label).is_checked() != wanted:
+            toggle(page, label)
+
+
+def no_traceback(page: Page) -> None:
+    expect(page.get_by_test_id("stException")).to_have_count(0)

@@ -1,0 +1,71 @@
+"""Makes the pictures of docs/ from the real thing: the bundled model, 32 users, both pages, light and dark.
+
+python -m tests.browser.screenshots [folder]
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.browser.conftest import FLAGS, NAMES
+from tests.browser.pages import ask, count, picture, until, users
+from tests.browser.processes import ROOT, dashboard, free_port
+
+SIZE = {"width": 1280, "height": 800}
+PATIENCE_S = 180
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    with tempfile.TemporaryDirectory() as logs, dashboard(port, Path(logs) / "ui.log"), sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, NAMES)), None)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        pages: dict[str, Page] = {}
+        for theme in ("light", "dark"):
+            context = browser.new_context(viewport=SIZE, color_scheme=theme, device_scale_factor=2)
+            pages[theme] = context.new_page()
+            pages[theme].goto(f"http://127.0.0.1:{port}")
+        first = pages["light"]
+        expect(first.get_by_text(re.compile(r"\bready$"))).to_be_visible(timeout=PATIENCE_S * 1000)
+        users(first, "32")
+        gantt = picture(first, "Requests over time")
+        until(lambda: count(gantt, "live") > 16, "users at work", PATIENCE_S)
+        ask(first, "Why does a language model keep keys and values of the tokens it has read?")
+        until(
+            lambda: len(first.locator("article[data-request] .answer").first.inner_text()) > 160,
+            "a long answer",
+            PATIENCE_S,
+        )
+        for theme, page in pages.items():
+            _take(page, folder / f"cockpit-{theme}.png")
+        for theme, page in pages.items():
+            page.get_by_role("link", name="KV blocks").click()
+            until(lambda page=page: count(picture(page, "Block pool"), "saved") > 0, "the pool", PATIENCE_S)
+            if theme == "dark":  # once with a request followed: its blocks stand out, its table says what is in them
+                page.get_by_role("option").first.click()
+                cell = page.get_by_role("region", name="Block table").locator("td.tokens").first
+                until(lambda cell=cell: len(cell.inner_text()) > 10, "the block table", PATIENCE_S)
+            _take(page, folder / f"blocks-{theme}.png")
+        browser.close()
+
+
+def _take(page: Page, path: Path) -> None:
+    page.mouse.move(2, 400)
+    until(
+        lambda: page.locator("[data-number] .value").first.inner_text() not in ("No data", "No traffic"),
+        "numbers",
+        PATIENCE_S,
+    )
+    page.screenshot(path=path, scale="css")
+    print(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")

@@ -1,0 +1,59 @@
+"""The tables under the pictures say what the folded state says."""
+
+from backend import fold
+from pages.widgets import tables
+from tests.scripted_engine import ScriptedEngine
+
+
+def folded(steps=120):
+    state = fold.State()
+    engine = ScriptedEngine(lambda event: fold.apply(state, event), blocks=64, running=8, seed=3)
+    engine.hello()
+    for _ in engine.run(steps):
+        pass
+    return state
+
+
+def test_every_request_has_a_row_live_ones_first():
+    state = folded()
+    frame = tables.requests(state)
+    assert len(frame) == len(state.requests)
+    live = [number for number, request in state.requests.items() if request.state != "finished"]
+    assert sorted(frame["number"][: len(live)]) == sorted(live)
+    assert not frame["state"][: len(live)].str.startswith("finished").any()
+    first = state.requests[frame["number"][0]]
+    assert frame["request"][0] == fold.label(first.request)
+    assert frame["blocks"][0] == len(first.table)
+
+
+def test_block_states_add_up_to_the_pool():
+    state = folded()
+    frame = tables.blocks(state)
+    kinds = frame["state"].value_counts()
+    assert len(frame) == state.num_blocks
+    assert kinds.get("used", 0) + kinds.get("shared", 0) == state.pool.used_blocks
+    assert kinds.get("cached", 0) == state.pool.cached_blocks
+    assert (frame["holders"] - 1).clip(lower=0).sum() == state.pool.shared_saved_blocks
+
+
+def test_the_split_adds_up_in_blocks_and_bytes():
+    state = folded()
+    frame = tables.split(state).set_index("part")
+    pool = frame.drop("saved by sharing")
+    assert round(pool["blocks"].sum()) == state.num_blocks
+    expected = state.num_blocks * state.block_size * state.model.kv_bytes_per_token
+    assert abs(pool["bytes"].sum() - expected) < 8
+
+
+def test_steps_and_usage_are_newest_first():
+    state = folded()
+    for frame in (tables.steps(state), tables.usage(state)):
+        assert frame["time (s)"].is_monotonic_decreasing
+        assert frame["time (s)"][0] == round(state.series[-1][0], 3)
+
+
+def test_an_empty_state_gives_empty_tables():
+    state = fold.State()
+    for read in (tables.requests, tables.steps, tables.blocks, tables.usage):
+        assert len(read(state)) == 0
+    assert tables.split(state)["blocks"].sum() == 0
