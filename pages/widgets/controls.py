@@ -17,7 +17,7 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 MOST_BLOCKS = 1_000_000
 MOST_TOKENS = 1_000_000
 IDLE_WAIT_S = 8.0  # for what was aborted to be gone, a step at the most
-NOT_IDLE, NO_SUCH_VALUE = 409, 422
+NOT_IDLE = 409
 POLICIES = {
     "continuous": "Requests enter and leave the batch at every step.",
     "static": "A batch is filled, then runs until its last request is done.",

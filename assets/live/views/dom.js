@@ -25,9 +25,9 @@ export function hueChip(node, theme, number) {
   node.style.color = theme.ownerText;
 }
 
-/** White space that a reader must see: one token is one piece, and " the" is not "the". */
+/** White space that a reader must see: one token is one piece, and " the" is not "the". Lines may break before a dot. */
 export function visible(text) {
-  return text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  return text.replaceAll(" ", "\u200b·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
 }
 
 /** The heading above a picture, inside it so that it takes no more room than it needs. */
