@@ -41,6 +41,18 @@ class Allocator(StrEnum):
     paged = "paged"
 
 
+class Attention(StrEnum):
+    auto = "auto"
+    native = "native"
+    reference = "reference"
+
+
+class Linear(StrEnum):
+    auto = "auto"
+    packed = "packed"
+    plain = "plain"
+
+
 @app.callback()
 def main() -> None:
     """KVScope's engine: serve a model, look after models, measure."""
@@ -77,6 +89,12 @@ def serve(
     preemption: Annotated[Preemption | None, typer.Option(help="What happens when blocks run out.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Context limit, below the model's own.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads that compute; 0: one a core.")] = 0,
+    attention: Annotated[
+        Attention, typer.Option(help="Decode attention: compiled for this CPU, or torch's; auto: compiled if built.")
+    ] = Attention.auto,
+    linear: Annotated[
+        Linear, typer.Option(help="Linear layers: weights packed for this CPU, or torch's; auto: packed if built.")
+    ] = Linear.auto,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with a key that clients must send as Bearer token.")
     ] = None,
@@ -124,6 +142,8 @@ def serve(
         dtype=dtype,
         device=device,
         threads=_threads(threads),
+        attention=attention.value,
+        linear=linear.value,
         switches={name: value for name, value in switches.items() if value is not None},
     )
     serving.run(listening, wanted, api_key=api_key, loopback=loopback, die_with_parent=die_with_parent)

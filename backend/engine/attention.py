@@ -1,8 +1,9 @@
 """Paged attention, put under any transformers model through its AttentionInterface.
 
 A step is one flattened sequence [1, T]. Each attention layer writes the new K and V to the pool first, then attends:
-requests with one new token together, in groups of like length; longer spans one by one. There is never a mask over the
-whole flattened step, whose cost would grow with the square of the batch.
+requests with one new token together, longer spans one by one. There is never a mask over the whole flattened step,
+whose cost would grow with the square of the batch. Single tokens are computed by the compiled kernel, which reads the
+pool in place, where there is one and it knows the layer's kind of attention; else in groups of like length by torch.
 
 No mask function is registered under our name, so transformers builds no mask; calling the model outside a step would
 let tokens see their future, and therefore raises.
@@ -11,6 +12,7 @@ let tokens see their future, and therefore raises.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,14 +24,26 @@ from backend.engine.kv_cache import KVCache
 NAME = "kvscope_paged"
 
 
-@dataclass(slots=True)
+@dataclass
 class Group:
     """Requests with one new token each and contexts of like length: rows [first, first + B) of the step."""
 
     first: int
-    slots: torch.Tensor  # [B, longest context], padded with slots of the trash block
-    context: torch.Tensor  # [B], tokens to attend to, the new one included
+    tables: np.ndarray  # [B, blocks], padded with the trash block
+    lengths: np.ndarray  # [B], tokens to attend to, the new one included; the longest last
+    block_size: int
+    device: torch.device
     masks: dict = field(default_factory=dict)  # window -> bool [B, 1, 1, L], or None where every slot counts
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """[B, L], L being the longest context: where each token's K and V stand. Padded from the trash block."""
+        slots = (self.tables[:, :, None] * self.block_size + np.arange(self.block_size)).reshape(len(self.lengths), -1)
+        return torch.from_numpy(slots[:, : self.lengths[-1]]).to(self.device)
+
+    @cached_property
+    def context(self) -> torch.Tensor:
+        return torch.from_numpy(self.lengths).to(self.device)
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         if window not in self.masks:
@@ -64,6 +78,27 @@ class Span:
 
 
 @dataclass(slots=True)
+class Singles:
+    """All requests with one new token, rows [0, B) of the step, as the compiled kernel wants them."""
+
+    tables: torch.Tensor  # int32 [B, blocks]
+    lengths: torch.Tensor  # int32 [B], tokens to attend to, the new one included
+    longest: int
+
+    def fit(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> bool:
+        """Does the kernel know this layer? Float32 on the CPU, whole contexts, K and V heads of one usual size."""
+        size = query.shape[-1]
+        return (
+            query.dtype == keys.dtype == values.dtype == torch.float32
+            and query.device.type == "cpu"
+            and size % 8 == 0
+            and size <= 256
+            and keys.shape == values.shape
+            and (not window or self.longest <= window)
+        )
+
+
+@dataclass(slots=True)
 class Step:
     """What the layers need to know of a step; built once, read by every layer."""
 
@@ -71,6 +106,7 @@ class Step:
     slots: torch.Tensor  # [T], where each new token's K and V go
     groups: list[Group]
     spans: list[Span]
+    singles: Singles | None = None  # the groups' requests once more, where the compiled kernel is to be used
 
 
 _current: Step | None = None
@@ -117,17 +153,27 @@ def attend(
     extras = {"softcap": softcap, "sinks": s_aux} if softcap is not None or s_aux is not None else None
     heads, kv_heads = query.shape[1], key.shape[1]
     out = query.new_empty(query.shape[2], heads, value.shape[-1])
-    for group in step.groups:
-        rows = slice(group.first, group.first + len(group.context))
+    singles = step.singles
+    if singles is not None and extras is None and singles.fit(query, keys, values, sliding_window):
+        count = len(singles.lengths)
+        out[:count] = torch.ops.kvscope.paged_decode(
+            query[0, :, :count].transpose(0, 1), keys, values, singles.tables, singles.lengths,
+            step.cache.block_size, scale,
+        )  # fmt: skip
+        groups = []
+    else:
+        groups = step.groups
+    for group in groups:
+        rows = slice(group.first, group.first + len(group.lengths))
         # The query heads of one KV head become rows of one small matrix: K and V are read once, not once a query head.
         q = query[0, :, rows].transpose(0, 1).unflatten(1, (kv_heads, heads // kv_heads))
-        k, v = (pool[group.slots].transpose(1, 2) for pool in (keys, values))
+        k, v = (x.transpose(1, 2) for x in step.cache.gather(module.layer_idx, group.slots))
         out[rows] = _attention(q, k, v, group.mask(sliding_window), scale, extras, kv_heads).flatten(1, 2)
     for span in step.spans:
         rows = slice(span.first, span.first + span.length)
         q = query[:, :, rows]
         if span.context:
-            k, v = (pool[span.slots].transpose(0, 1)[None] for pool in (keys, values))
+            k, v = (x.transpose(0, 1)[None] for x in step.cache.gather(module.layer_idx, span.slots))
         else:
             k, v = key[:, :, rows], value[:, :, rows]
         causal = not span.context and extras is None and (not sliding_window or span.length <= sliding_window)

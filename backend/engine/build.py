@@ -14,8 +14,9 @@ import torch
 
 from backend.engine.config import EngineConfig, Limits, changed
 from backend.engine.engine import Engine
+from backend.engine.kernels import Kernels, choose
 from backend.engine.runner import TorchRunner
-from backend.engine.self_check import self_check
+from backend.engine.self_check import reference_logits, self_check
 from backend.engine.shape import model_shape
 from backend.engine.text import Text
 from backend.events import DeviceInfo, Event, Hello
@@ -30,12 +31,19 @@ MAX_AUTO_BLOCKS = 32_768  # more than this is more than a picture, or a demo, ne
 STEP_TOKENS = {"cpu": {"token_budget": 256, "chunk_size": 128}, "cuda": {"token_budget": 8192, "chunk_size": 2048}}
 
 
-def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None]) -> Engine:
+def build(
+    loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], kernels: Kernels = Kernels()
+) -> Engine:
     """`switches`: fields of EngineConfig; `num_blocks` absent or None sizes the pool from free memory.
 
-    Raises ModelError when the model fails its self-check or no pool fits, ConfigError for switches that cannot be.
+    Replaces the attention of `loaded`, and where `kernels` says so its linear layers too. Raises ModelError when the
+    model fails its self-check or no pool fits, ConfigError for switches that cannot be.
     """
-    kv_bytes_per_token = self_check(loaded)
+    chosen = choose(kernels, loaded)
+    # All that is read off the model's own layers comes before they are replaced.
+    shape, info, expected = model_shape(loaded), loaded.info(), reference_logits(loaded)
+    info.notes += chosen.apply(loaded.model)
+    kv_bytes_per_token = self_check(loaded, expected, native_attention=chosen.native_attention)
     switches = {k: v for k, v in switches.items() if v is not None}
     switches["max_model_len"] = min(switches.get("max_model_len", loaded.max_model_len), loaded.max_model_len)
     defaults = dict(STEP_TOKENS.get(loaded.device.type, {}))
@@ -46,9 +54,8 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None]) ->
     device = describe(loaded.device)
     limits = Limits(loaded.max_model_len, kv_bytes_per_token, device.memory_bytes)
     limits.check(config)
-    runner = TorchRunner(loaded, config)
-    engine = Engine(runner, Text(loaded.tokenizer), model_shape(loaded), config, emit, loaded.stop_ids, limits)
-    info = loaded.info()
+    runner = TorchRunner(loaded, config, native_attention=chosen.native_attention)
+    engine = Engine(runner, Text(loaded.tokenizer), shape, config, emit, loaded.stop_ids, limits)
     info.kv_bytes_per_token = kv_bytes_per_token
     engine.report(
         Hello(

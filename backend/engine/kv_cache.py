@@ -18,6 +18,7 @@ class KVCache:
         self.num_blocks, self.block_size, self.device = num_blocks, block_size, device
         self.trash_block = num_blocks
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._gathered: dict[tuple, torch.Tensor] = {}
 
     def layer(self, index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V pools of a layer; `k`, `v` are [1, kv_heads, T, head_dim] and set the shapes on first sight."""
@@ -25,6 +26,22 @@ class KVCache:
             slots = (self.num_blocks + 1) * self.block_size
             self.layers[index] = tuple(_zeros((slots, x.shape[1], x.shape[3]), x.dtype, self.device) for x in (k, v))
         return self.layers[index]
+
+    def gather(self, index: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer at `slots`, [*slots.shape, kv_heads, head_dim] each; good until the next call.
+
+        Into memory that is kept, since fresh memory of this size costs more than the copying.
+        """
+        return tuple(self._gather(which, pool, slots) for which, pool in enumerate(self.layers[index]))
+
+    def _gather(self, which: int, pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        place, count = (which, pool.shape[1:], pool.dtype), slots.numel()
+        kept = self._gathered.get(place)
+        if kept is None or len(kept) < count:
+            self._gathered.pop(place, None)
+            # More than is asked for: contexts grow by a token a step.
+            kept = self._gathered[place] = pool.new_empty(count + count // 4, *pool.shape[1:])
+        return torch.index_select(pool, 0, slots.flatten(), out=kept[:count]).unflatten(0, slots.shape)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, (from, to), in every layer."""

@@ -42,8 +42,9 @@ class Runner(Protocol):
 
 
 class TorchRunner:
-    def __init__(self, loaded: LoadedModel, config: EngineConfig):
-        self.loaded = loaded
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, native_attention: bool = False):
+        """`native_attention`: by torch.ops.kvscope, which is loaded, in every layer whose attention it knows."""
+        self.loaded, self.native_attention = loaded, native_attention
         self.device = loaded.device
         loaded.model.set_attn_implementation(attention.NAME)
         if loaded.model.config._attn_implementation != attention.NAME:
@@ -96,9 +97,7 @@ class TorchRunner:
         for first, end in attention.group_rows(before + 1, block_size):
             longest = int(before[end - 1]) + 1
             blocks = self._tables[rows[first:end], : -(-longest // block_size)]
-            where = (blocks[:, :, None] * block_size + np.arange(block_size)).reshape(end - first, -1)[:, :longest]
-            context = torch.from_numpy(before[first:end] + 1).to(self.device)
-            groups.append(attention.Group(first, torch.from_numpy(where).to(self.device), context))
+            groups.append(attention.Group(first, blocks, before[first:end] + 1, block_size, self.device))
 
         at = len(singles)
         ends = list(range(at))
@@ -116,6 +115,11 @@ class TorchRunner:
         order = [*singles, *(r for r, _ in longer)]
         complete = [(r, end) for r, end in zip(order, ends, strict=True) if r.computed + plan.work[r] == r.known]
         step = attention.Step(self.cache, self._flat(slots), groups, spans)
+        if self.native_attention and singles:
+            longest = int(before[-1]) + 1
+            tables = self._tables[rows, : -(-longest // block_size)].astype(np.int32)
+            lengths = torch.from_numpy((before + 1).astype(np.int32))
+            step.singles = attention.Singles(torch.from_numpy(tables), lengths, longest)
         last_rows = self._flat([np.array([end for _, end in complete], dtype=np.int64)])
         return self._flat(ids)[None], self._flat(positions)[None], last_rows, [r for r, _ in complete], step
 

@@ -21,22 +21,36 @@ LENGTHS = ((13, 11), (5, 9))  # two requests, each computed in two chunks and on
 
 
 @torch.inference_mode()
-def self_check(loaded: LoadedModel) -> int:
+def reference_logits(loaded: LoadedModel) -> list[torch.Tensor]:
+    """What the model says with its own eager attention: [tokens, V] for each text that the self-check uses."""
+    loaded.model.set_attn_implementation("eager")
+    return [
+        loaded.model(input_ids=torch.tensor([ids], device=loaded.device), use_cache=False).logits[0].float()
+        for ids in _texts(loaded)
+    ]
+
+
+def _texts(loaded: LoadedModel) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    return [torch.randint(vocabulary, (a + b + 1,), generator=generator).tolist() for a, b in LENGTHS]
+
+
+@torch.inference_mode()
+def self_check(
+    loaded: LoadedModel, expected: list[torch.Tensor] | None = None, *, native_attention: bool = False
+) -> int:
     """Compares paged with the model's own eager attention on a few tokens: whole prompts, chunks after a context,
     single tokens, two requests in one step, block tables out of order.
 
+    `expected`: its reference_logits, taken before anything in the model was replaced; None takes them now.
     Returns the K and V bytes a token takes, read off the live tensors. Raises ModelError with the difference.
     """
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = loaded.model.config.get_text_config().vocab_size
-    texts = [torch.randint(vocabulary, (a + b + 1,), generator=generator).tolist() for a, b in LENGTHS]
-    loaded.model.set_attn_implementation("eager")
-    expected = [
-        loaded.model(input_ids=torch.tensor([ids], device=loaded.device), use_cache=False).logits[0].float()
-        for ids in texts
-    ]
-    runner = TorchRunner(loaded, EngineConfig(block_size=4, num_blocks=16, max_running=2, max_model_len=64))
-    blocks = torch.randperm(16, generator=generator).tolist()
+    texts = _texts(loaded)
+    expected = reference_logits(loaded) if expected is None else expected
+    config = EngineConfig(block_size=4, num_blocks=16, max_running=2, max_model_len=64)
+    runner = TorchRunner(loaded, config, native_attention=native_attention)
+    blocks = torch.randperm(16, generator=torch.Generator().manual_seed(0)).tolist()
     requests = [
         Request(
             number=i,

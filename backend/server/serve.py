@@ -37,6 +37,8 @@ class Wanted:
     dtype: str | None = None
     device: str | None = None
     threads: int = 1
+    attention: str = "auto"
+    linear: str = "auto"
     switches: dict[str, Any] = field(default_factory=dict)
 
     def boot(self, emit: Emit, say: Say) -> tuple[EngineLoop, LoadedModel]:
@@ -44,13 +46,14 @@ class Wanted:
         import torch
 
         from backend.engine.build import build
+        from backend.engine.kernels import Kernels
         from backend.engine.loop import EngineLoop
         from backend.models.loader import load
 
         torch.set_num_threads(self.threads)
         loaded = load(self.model, weights=self.weights, dtype=self.dtype, device=self.device, say=say)
         say(f"Checking {loaded.name} …")
-        return EngineLoop(build(loaded, self.switches, emit)), loaded
+        return EngineLoop(build(loaded, self.switches, emit, Kernels(self.attention, self.linear))), loaded
 
 
 class Server(uvicorn.Server):

@@ -34,11 +34,10 @@ def load_tiny(config: dict | None = None, seed: int = 0) -> SimpleNamespace:
 TEXT = SimpleNamespace(decode=lambda ids: "".join(f"<{i}>" for i in ids), piece=lambda i: f"<{i}>")
 
 
-def tiny_engine(loaded, events: list | None = None, **config) -> Engine:
+def tiny_engine(loaded, events: list | None = None, native_attention: bool = False, **config) -> Engine:
     config = EngineConfig(**{"max_model_len": 512, "num_blocks": 512, **config})
-    return Engine(
-        TorchRunner(loaded, config), TEXT, model_shape(loaded), config, (events if events is not None else []).append
-    )
+    runner = TorchRunner(loaded, config, native_attention=native_attention)
+    return Engine(runner, TEXT, model_shape(loaded), config, (events if events is not None else []).append)
 
 
 def prompts(count: int, longest: int, vocabulary: int, seed: int = 1, shared: int = 0) -> list[list[int]]:

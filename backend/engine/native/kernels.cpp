@@ -1,0 +1,403 @@
+// Two float32 operators for the CPU: a linear layer with packed weights, and attention of single tokens over the paged
+// pool, read in place. Eight floats at a time through the compiler's vector extensions, so one source serves AVX2,
+// AVX-512 and NEON. Registered as torch.ops.kvscope.*, which needs no Python at compile time.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+namespace {
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t v8i __attribute__((vector_size(32)));
+
+inline v8 load8(const float* p) { return *(const v8_unaligned*)p; }
+inline void store8(float* p, v8 x) { *(v8_unaligned*)p = x; }
+inline v8 splat(float x) { return v8{x, x, x, x, x, x, x, x}; }
+inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, v8i{__VA_ARGS__})
+#endif
+#define UNROLL _Pragma("GCC unroll 8")
+
+// The sums of four vectors, in order, times `scale`.
+inline void sum4(v8 a, v8 b, v8 c, v8 d, float scale, float* out) {
+  v8 ab = SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+  v8 cd = SHUFFLE(c, d, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
+  v8 s = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  for (int i = 0; i < 4; ++i) out[i] = (s[i] + s[i + 4]) * scale;
+}
+
+// e^x to about 2 units in the last place; below -87 it stays at e^-87, NaN stays NaN.
+inline v8 exp8(v8 x) {
+  v8 c = x < splat(-87.f) ? splat(-87.f) : x;
+  c = c > splat(88.f) ? splat(88.f) : c;
+  const v8 magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+  v8 r = c * splat(1.44269504f) + magic;
+  v8i exponent = (v8i)r << 23;
+  v8 n = r - magic;
+  v8 y = c - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);  // ln 2 in two parts
+  v8 p = splat(1.9875691500e-4f);
+  p = p * y + splat(1.3981999507e-3f);
+  p = p * y + splat(8.3334519073e-3f);
+  p = p * y + splat(4.1665795894e-2f);
+  p = p * y + splat(1.6666665459e-1f);
+  p = p * y + splat(5.0000001201e-1f);
+  p = p * y * y + y + splat(1.f);
+  v8 e = (v8)((v8i)p + exponent);
+  return x == x ? e : x;
+}
+
+// ---- linear layer -----------------------------------------------------------------------------------------------------
+// W [N, K] is packed into panels [ceil(N / 16), K, 16], the last one filled with zeros: a panel is read from front to
+// back, whatever the batch, and 16 columns of up to 6 rows are summed in registers. K is cut into blocks: a block of a
+// panel stays in the L1 cache for all rows, and sums of short sums round less than one long sum.
+
+constexpr int64_t PANEL = 16;
+constexpr int64_t ROWS = 6;                     // 6 rows x 16 columns: 12 of the 16 vector registers of AVX2
+constexpr int64_t BLOCK = 256;                  // of K, at most
+constexpr int64_t X_FLOATS = 64 * 1024;         // rows of x that are worked on together: they stay in the L2 cache
+constexpr int64_t MULTIPLICATIONS = 64 * 1024;  // fewer than this are not worth waking a thread
+
+// One block of a panel: what is multiplied, and where the sums go.
+struct Block {
+  const float* w;     // [K, 16]
+  const float* bias;  // of the panel's first column, or null; only in a panel's first block
+  int64_t K, ldx;     // K: of this block; ldx: floats from a row of x to the next
+  int64_t columns;    // 16, or less in the last panel
+  int64_t N;          // floats from a row of the output to the next
+  bool first;         // else the sums are added to what is there
+};
+
+inline void finish(v8 lo, v8 hi, const Block& b, float* out) {
+  const float* add = b.first ? b.bias : out;
+  if (b.columns == PANEL) {
+    if (add) { lo += load8(add); hi += load8(add + 8); }
+    store8(out, lo);
+    store8(out + 8, hi);
+    return;
+  }
+  float sums[PANEL];
+  store8(sums, lo);
+  store8(sums + 8, hi);
+  for (int64_t n = 0; n < b.columns; ++n) out[n] = sums[n] + (add ? add[n] : 0.f);
+}
+
+template <int M>
+inline void rows(const float* x, const Block& b, float* out) {
+  v8 lo[M], hi[M];
+  UNROLL for (int m = 0; m < M; ++m) lo[m] = hi[m] = splat(0.f);
+  for (int64_t k = 0; k < b.K; ++k) {
+    v8 w0 = load8(b.w + k * PANEL), w1 = load8(b.w + k * PANEL + 8);
+    UNROLL for (int m = 0; m < M; ++m) {
+      v8 s = splat(x[m * b.ldx + k]);
+      lo[m] += s * w0;
+      hi[m] += s * w1;
+    }
+  }
+  UNROLL for (int m = 0; m < M; ++m) finish(lo[m], hi[m], b, out + m * b.N);
+}
+
+// One row alone is bound by memory and by the latency of an addition: four sums in flight, and reading ahead.
+inline void one_row(const float* x, const Block& b, float* out) {
+  v8 lo[4], hi[4];
+  UNROLL for (int i = 0; i < 4; ++i) lo[i] = hi[i] = splat(0.f);
+  int64_t k = 0;
+  for (; k + 4 <= b.K; k += 4) {
+    const float* w = b.w + k * PANEL;
+    UNROLL for (int i = 0; i < 4; ++i) {
+      __builtin_prefetch(w + 512 + i * PANEL);
+      lo[i] += splat(x[k + i]) * load8(w + i * PANEL);
+      hi[i] += splat(x[k + i]) * load8(w + i * PANEL + 8);
+    }
+  }
+  for (; k < b.K; ++k) {
+    lo[0] += splat(x[k]) * load8(b.w + k * PANEL);
+    hi[0] += splat(x[k]) * load8(b.w + k * PANEL + 8);
+  }
+  finish((lo[0] + lo[1]) + (lo[2] + lo[3]), (hi[0] + hi[1]) + (hi[2] + hi[3]), b, out);
+}
+
+void some_rows(int64_t M, const float* x, const Block& b, float* out) {
+  switch (M) {
+    case 6: return rows<6>(x, b, out);
+    case 5: return rows<5>(x, b, out);
+    case 4: return rows<4>(x, b, out);
+    case 3: return rows<3>(x, b, out);
+    case 2: return rows<2>(x, b, out);
+    default: return one_row(x, b, out);
+  }
+}
+
+at::Tensor pack(const at::Tensor& weight) {  // [N, K] -> [ceil(N / 16), K, 16]
+  TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kFloat, "pack: a float32 matrix, not ", weight.toString());
+  at::Tensor plain = weight.contiguous();
+  const int64_t N = plain.size(0), K = plain.size(1), panels = (N + PANEL - 1) / PANEL;
+  at::Tensor packed = at::zeros({panels, K, PANEL}, plain.options());
+  const float* from = plain.const_data_ptr<float>();
+  float* to = packed.mutable_data_ptr<float>();
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p)
+      for (int64_t n = 0; n < std::min(PANEL, N - p * PANEL); ++n)
+        for (int64_t k = 0; k < K; ++k) to[(p * K + k) * PANEL + n] = from[(p * PANEL + n) * K + k];
+  });
+  return packed;
+}
+
+// x [..., K], packed [ceil(N / 16), K, 16], bias [N] or none -> [..., N]
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t N) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() >= 1, "linear: x must be float32, not ", x.toString());
+  TORCH_CHECK(packed.dim() == 3 && packed.size(2) == PANEL && packed.size(0) == (N + PANEL - 1) / PANEL &&
+                  packed.size(1) == x.size(-1) && packed.is_contiguous() && packed.scalar_type() == at::kFloat,
+              "linear: weights packed as ", packed.sizes(), " do not fit x ", x.sizes(), " and ", N, " outputs");
+  const bool biased = bias.has_value() && bias->defined();
+  TORCH_CHECK(!biased || (bias->dim() == 1 && bias->size(0) == N && bias->is_contiguous() &&
+                          bias->scalar_type() == at::kFloat), "linear: bias must be float32 [", N, "]");
+  at::Tensor input = x.contiguous();
+  auto shape = input.sizes().vec();
+  shape.back() = N;
+  at::Tensor output = at::empty(shape, input.options());
+  if (output.numel() == 0) return output;
+  const int64_t K = packed.size(1), M = output.numel() / N, panels = packed.size(0);
+  const int64_t blocks = std::max<int64_t>(1, (K + BLOCK - 1) / BLOCK);
+  const float *from = input.const_data_ptr<float>(), *w = packed.const_data_ptr<float>();
+  const float* b = biased ? bias->const_data_ptr<float>() : nullptr;
+  float* to = output.mutable_data_ptr<float>();
+  const int64_t together = std::max<int64_t>(ROWS, X_FLOATS / std::max<int64_t>(K, 1) / ROWS * ROWS);
+  const int64_t grain = std::max<int64_t>(1, MULTIPLICATIONS / std::max<int64_t>(1, M * K * PANEL));
+  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t first = 0; first < M; first += together) {
+      const int64_t count = std::min(together, M - first), tiles = (count + ROWS - 1) / ROWS;
+      for (int64_t p = begin; p < end; ++p)
+        for (int64_t i = 0, k = 0; i < blocks; ++i) {
+          const int64_t length = (K - k + blocks - i - 1) / (blocks - i);
+          const Block block{w + (p * K + k) * PANEL, b ? b + p * PANEL : nullptr, length, K,
+                            std::min(PANEL, N - p * PANEL), N, i == 0};
+          for (int64_t t = 0, m = first; t < tiles; ++t) {  // tiles of like height: 7 rows are 4 and 3, not 6 and 1
+            const int64_t height = (first + count - m + tiles - t - 1) / (tiles - t);
+            some_rows(height, from + m * K + k, block, to + m * N + p * PANEL);
+            m += height;
+          }
+          k += length;
+        }
+    }
+  });
+  return output;
+}
+
+// ---- attention of single tokens over the paged pool -------------------------------------------------------------------
+// K and V rows are read where they stand, once for up to three query heads that share them, with the softmax computed
+// on the fly over tiles of tokens. Long contexts are cut into parts for the threads; their sums are joined at the end.
+
+constexpr int TILE = 64;                   // tokens scored before the softmax is updated
+constexpr int SHARED = 3;                  // query heads worked on together: what the registers hold
+constexpr int64_t MAX_HEAD_SIZE = 256;
+constexpr int64_t PART = 128;              // tokens: parts are multiples of this
+
+struct Pool {
+  const float *k, *v;  // [slots, kv_heads, size]
+  int64_t kv_heads, size, block_size;
+  float scale;
+};
+
+// Scores of G query heads (q [G, size]) against n tokens -> out [G, TILE]
+template <int G>
+inline void score(const float* q, int64_t size, const float* const* tokens, int n, float scale, float* out) {
+  int t = 0;
+  for (; t + 4 <= n; t += 4) {
+    for (int j = t + 4; j < t + 8 && j < n; ++j)
+      for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(tokens[j] + d);
+    v8 acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
+    for (int64_t d = 0; d < size; d += 8) {
+      v8 k0 = load8(tokens[t] + d), k1 = load8(tokens[t + 1] + d);
+      v8 k2 = load8(tokens[t + 2] + d), k3 = load8(tokens[t + 3] + d);
+      UNROLL for (int g = 0; g < G; ++g) {
+        v8 x = load8(q + g * size + d);
+        acc[g][0] += x * k0; acc[g][1] += x * k1; acc[g][2] += x * k2; acc[g][3] += x * k3;
+      }
+    }
+    UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], scale, out + g * TILE + t);
+  }
+  for (; t < n; ++t)
+    UNROLL for (int g = 0; g < G; ++g) {
+      v8 acc = splat(0.f);
+      for (int64_t d = 0; d < size; d += 8) acc += load8(q + g * size + d) * load8(tokens[t] + d);
+      out[g * TILE + t] = sum8(acc) * scale;
+    }
+}
+
+// out [G, size] += the tokens' values, weighted with p [G, TILE]
+template <int G>
+inline void weigh(const float* p, int64_t size, const float* const* tokens, int n, float* out) {
+  int64_t d = 0;
+  for (; d + 32 <= size; d += 32) {
+    v8 acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
+    for (int t = 0; t < n; ++t) {
+      if (d == 0 && t + 4 < n) for (int64_t e = 0; e < size; e += 16) __builtin_prefetch(tokens[t + 4] + e);
+      const float* v = tokens[t] + d;
+      v8 v0 = load8(v), v1 = load8(v + 8), v2 = load8(v + 16), v3 = load8(v + 24);
+      UNROLL for (int g = 0; g < G; ++g) {
+        v8 w = splat(p[g * TILE + t]);
+        acc[g][0] += w * v0; acc[g][1] += w * v1; acc[g][2] += w * v2; acc[g][3] += w * v3;
+      }
+    }
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) store8(out + g * size + d + 8 * j, acc[g][j]);
+  }
+  for (; d < size; d += 8)
+    UNROLL for (int g = 0; g < G; ++g) {
+      v8 acc = load8(out + g * size + d);
+      for (int t = 0; t < n; ++t) acc += splat(p[g * TILE + t]) * load8(tokens[t] + d);
+      store8(out + g * size + d, acc);
+    }
+}
+
+// Tokens [begin, end) of one request and one KV head -> out [G, size] not yet divided, largest score and sum [G].
+template <int G>
+void attend(const Pool& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin, int64_t end,
+            float* out, float* largest, float* sum) {
+  float p[G * TILE];
+  const float *k[TILE], *v[TILE];
+  for (int g = 0; g < G; ++g) { largest[g] = -INFINITY; sum[g] = 0.f; }
+  std::memset(out, 0, sizeof(float) * G * pool.size);
+  for (int64_t first = begin; first < end; first += TILE) {
+    const int n = (int)std::min<int64_t>(TILE, end - first), padded = (n + 7) & ~7;
+    for (int i = 0; i < n; ++i) {
+      const int64_t t = first + i;
+      const int64_t slot = (int64_t)table[t / pool.block_size] * pool.block_size + t % pool.block_size;
+      const int64_t at = (slot * pool.kv_heads + kv_head) * pool.size;
+      k[i] = pool.k + at;
+      v[i] = pool.v + at;
+    }
+    score<G>(q, pool.size, k, n, pool.scale, p);
+    for (int g = 0; g < G; ++g) {
+      float* s = p + g * TILE;
+      float top = largest[g];
+      for (int i = 0; i < n; ++i) top = std::max(top, s[i]);
+      for (int i = n; i < padded; ++i) s[i] = top;  // any number; its weight is set to 0 below
+      v8 total = splat(0.f);
+      for (int i = 0; i < padded; i += 8) {
+        v8 e = exp8(load8(s + i) - splat(top));
+        if (i + 8 > n) for (int j = n - i; j < 8; ++j) e[j] = 0.f;
+        store8(s + i, e);
+        total += e;
+      }
+      const float shrink = std::exp(largest[g] - top);
+      if (shrink != 1.f && first != begin)
+        for (int64_t d = 0; d < pool.size; d += 8)
+          store8(out + g * pool.size + d, load8(out + g * pool.size + d) * splat(shrink));
+      sum[g] = sum[g] * shrink + sum8(total);
+      largest[g] = top;
+    }
+    weigh<G>(p, pool.size, v, n, out);
+  }
+}
+
+void attend_some(int64_t G, const Pool& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin,
+                 int64_t end, float* out, float* largest, float* sum) {
+  switch (G) {
+    case 3: return attend<3>(pool, kv_head, q, table, begin, end, out, largest, sum);
+    case 2: return attend<2>(pool, kv_head, q, table, begin, end, out, largest, sum);
+    default: return attend<1>(pool, kv_head, q, table, begin, end, out, largest, sum);
+  }
+}
+
+// q [B, heads, size]: one token a request. k, v [slots, kv_heads, size]: the pool. tables int32 [B, blocks]: block
+// numbers. lengths int32 [B]: tokens to attend to, from the first on. -> [B, heads, size]
+at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::Tensor& v, const at::Tensor& tables,
+                        const at::Tensor& lengths, int64_t block_size, double scale) {
+  for (const at::Tensor* x : {&query, &k, &v})
+    TORCH_CHECK(x->dim() == 3 && x->scalar_type() == at::kFloat && x->size(2) == query.size(2),
+                "paged_decode: q, K and V must be float32 with three dimensions and heads of one size");
+  TORCH_CHECK(k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous(), "paged_decode: K and V must be alike");
+  TORCH_CHECK(tables.dim() == 2 && lengths.dim() == 1 && tables.size(0) == query.size(0) &&
+                  lengths.size(0) == query.size(0) && tables.scalar_type() == at::kInt &&
+                  lengths.scalar_type() == at::kInt && tables.is_contiguous() && lengths.is_contiguous(),
+              "paged_decode: tables must be int32 [B, blocks], lengths int32 [B]");
+  at::Tensor q = query.contiguous();
+  at::Tensor output = at::empty_like(q);
+  const int64_t batch = q.size(0), heads = q.size(1), size = q.size(2), kv_heads = k.size(1), blocks = tables.size(1);
+  TORCH_CHECK(size % 8 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 8 up to 256");
+  TORCH_CHECK(heads % kv_heads == 0, "paged_decode: ", heads, " heads cannot share ", kv_heads, " KV heads");
+  const Pool pool{k.const_data_ptr<float>(), v.const_data_ptr<float>(), kv_heads, size, block_size, (float)scale};
+  const int32_t *table = tables.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    TORCH_CHECK(length[b] > 0 && length[b] <= blocks * block_size, "paged_decode: ", length[b], " tokens in ", blocks,
+                " blocks of ", block_size);
+    for (int64_t i = 0; i * block_size < length[b]; ++i)
+      TORCH_CHECK(table[b * blocks + i] >= 0 && (table[b * blocks + i] + 1) * block_size <= k.size(0),
+                  "paged_decode: block ", table[b * blocks + i], " is not in the pool");
+    tokens += length[b];
+  }
+
+  // About eight pieces of work a thread, so that no thread waits long for another.
+  const int64_t part_tokens = std::max(PART, (tokens * kv_heads / (8 * at::get_num_threads()) + PART - 1) / PART * PART);
+  struct Work { int64_t request, kv_head, part, begin, end; };
+  std::vector<Work> work;
+  std::vector<int64_t> first_part(batch + 1, 0);
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t parts = (length[b] + part_tokens - 1) / part_tokens;
+    first_part[b + 1] = first_part[b] + parts;
+    for (int64_t h = 0; h < kv_heads; ++h)
+      for (int64_t p = 0; p < parts; ++p)
+        work.push_back({b, h, first_part[b] + p, p * part_tokens, std::min<int64_t>(length[b], (p + 1) * part_tokens)});
+  }
+  const int64_t group = heads / kv_heads;
+  std::vector<float> sums(first_part[batch] * heads * size), largest(first_part[batch] * heads), total(largest.size());
+  const float* from = q.const_data_ptr<float>();
+  float* to = output.mutable_data_ptr<float>();
+  at::parallel_for(0, (int64_t)work.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Work& w = work[i];
+      for (int64_t g = 0; g < group; g += SHARED) {
+        const int64_t head = w.kv_head * group + g, at = w.part * heads + head;
+        attend_some(std::min<int64_t>(SHARED, group - g), pool, w.kv_head, from + (w.request * heads + head) * size,
+                    table + w.request * blocks, w.begin, w.end, &sums[at * size], &largest[at], &total[at]);
+      }
+    }
+  });
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t h = 0; h < heads; ++h) {
+      float top = -INFINITY, all = 0.f;
+      for (int64_t p = first_part[b]; p < first_part[b + 1]; ++p) top = std::max(top, largest[p * heads + h]);
+      float* out = to + (b * heads + h) * size;
+      std::memset(out, 0, sizeof(float) * size);
+      for (int64_t p = first_part[b]; p < first_part[b + 1]; ++p) {
+        const float weight = std::exp(largest[p * heads + h] - top), *part = &sums[(p * heads + h) * size];
+        all += weight * total[p * heads + h];
+        for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) + splat(weight) * load8(part + d));
+      }
+      for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(1.f / all));
+    }
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(kvscope, m) {
+  m.def("pack(Tensor weight) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("paged_decode(Tensor q, Tensor k, Tensor v, Tensor tables, Tensor lengths, int block_size, float scale) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(kvscope, CPU, m) {
+  m.impl("pack", &pack);
+  m.impl("linear", &linear);
+  m.impl("paged_decode", &paged_decode);
+}

@@ -1,0 +1,279 @@
+"""The compiled kernels: equal to plain arithmetic in every shape, in the engine, and missed by nobody when absent."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from backend.engine import native
+from backend.engine.build import build as build_engine
+from backend.engine.config import ConfigError
+from backend.engine.kernels import Kernels, choose
+from backend.engine.kv_cache import KVCache
+from backend.engine.native import __main__ as command
+from backend.engine.native import build
+from backend.engine.native.linear import PackedLinear, pack_linears
+from backend.engine.request import SamplingParams
+from backend.engine.self_check import reference_logits, self_check
+from backend.events import Hello
+from backend.models.errors import ModelError
+from backend.models.loader import load
+from tests.engine.stub import ids, run
+from tests.engine.test_families import FAMILIES
+from tests.engine.tiny import LLAMA, assert_same, load_tiny, prompts, reference, tiny_engine
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """Compiled once into the user's cache, as `make run` does."""
+    try:
+        build.build()
+    except build.BuildError as error:
+        pytest.skip(f"the kernels cannot be compiled here: {error}")
+    assert native.load() == ""
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
+
+
+# ---- the kernels ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 70), inputs=st.integers(1, 90), outputs=st.integers(1, 90), bias=st.booleans(),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_a_packed_linear_layer_is_a_linear_layer(kernels, rows, inputs, outputs, bias, seed):
+    torch.manual_seed(seed)
+    plain = nn.Linear(inputs, outputs, bias=bias)
+    x = torch.randn(rows, inputs)
+    with torch.inference_mode():
+        packed = PackedLinear(plain)
+        close(packed(x), plain.double()(x.double()))
+    assert torch.equal(packed.weight, plain.float().weight)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 130, 2000])
+def test_a_packed_linear_layer_takes_any_batch(kernels, rows):
+    torch.manual_seed(0)
+    plain = nn.Linear(600, 50)
+    x = torch.randn(2, rows, 1200)[..., ::2]  # not contiguous, more rows than are worked on together
+    with torch.inference_mode():
+        close(PackedLinear(plain)(x), plain.double()(x.double()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3), size=st.sampled_from([8, 16, 64, 80, 128, 256]),
+    block_size=st.sampled_from([1, 5, 16, 64]), spread=st.sampled_from([0.1, 1.0, 8.0]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_paged_decode_is_attention(kernels, lengths, group, kv_heads, size, block_size, spread, seed):
+    torch.manual_seed(seed)
+    widest = -(-max(lengths) // block_size)
+    tables = torch.randperm(len(lengths) * widest).reshape(len(lengths), widest).int()
+    k, v = (torch.randn(tables.numel() * block_size, kv_heads, size) for _ in range(2))
+    q = torch.randn(len(lengths), kv_heads * group, size) * spread
+    got = torch.ops.kvscope.paged_decode(q, k, v, tables, torch.tensor(lengths).int(), block_size, size**-0.5)
+    for row, length in enumerate(lengths):
+        slots = (tables[row, :, None].long() * block_size + torch.arange(block_size)).flatten()[:length]
+        keys, values = (x[slots].double().repeat_interleave(group, 1) for x in (k, v))
+        weights = (torch.einsum("hd,lhd->hl", q[row].double(), keys) * size**-0.5).softmax(-1)
+        close(got[row], torch.einsum("hl,lhd->hd", weights, values))
+
+
+def test_what_is_not_a_number_stays_visible(kernels):
+    k = v = torch.zeros(16, 1, 16)
+    q = torch.full((1, 1, 16), torch.nan)
+    table, length = torch.zeros(1, 1).int(), torch.tensor([9]).int()
+    assert torch.ops.kvscope.paged_decode(q, k, v, table, length, 16, 1.0).isnan().all()
+
+
+def test_tables_that_point_out_of_the_pool_are_refused(kernels):
+    pool, q = torch.zeros(32, 1, 16), torch.zeros(1, 1, 16)
+    for block, length in ((2, 3), (-1, 3), (0, 17), (0, 0)):
+        with pytest.raises(RuntimeError, match=r"block -?\d+ is not in the pool|tokens in 1 blocks"):
+            torch.ops.kvscope.paged_decode(
+                q, pool, pool, torch.tensor([[block]]).int(), torch.tensor([length]).int(), 16, 1.0
+            )
+
+
+# ---- in the engine -------------------------------------------------------------------------------------------------
+
+COUNT, NEW = 16, 12
+
+
+@pytest.fixture(scope="module")
+def case(kernels):
+    texts = prompts(COUNT, 90, 512, shared=70)
+    loaded = load_tiny()
+    want = [reference(loaded, text, NEW) for text in texts]
+    assert pack_linears(loaded.model) == 15  # seven a layer, and the head
+    return loaded, texts, want
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_running": 1},
+        {"max_running": 16},
+        {"chunk_size": 16, "token_budget": 64},
+        {"num_blocks": 40, "block_size": 8, "chunk_size": 32},  # too small: requests are preempted
+        {"block_size": 1, "num_blocks": 4096},
+    ],
+    ids=str,
+)
+def test_answers_are_the_models_own(case, config):
+    loaded, texts, want = case
+    engine = tiny_engine(loaded, native_attention=True, **config)
+    requests = [engine.submit(t, SamplingParams(max_tokens=NEW, temperature=0.0), id="x")[0] for t in texts]
+    said = run(engine)
+    for request, expected in zip(requests, want, strict=True):
+        assert_same(ids(said[request.number]), expected, str(config))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_passes_its_check_with_them(kernels, name):
+    loaded = load_tiny(FAMILIES[name])
+    expected = reference_logits(loaded)
+    packed = pack_linears(loaded.model)
+    assert (packed == 0) == all(type(m) is not nn.Linear for m in load_tiny(FAMILIES[name]).model.modules())
+    self_check(loaded, expected, native_attention=True)
+
+
+def test_a_wrongly_packed_weight_is_found_before_it_serves(kernels):
+    loaded = load_tiny()
+    expected = reference_logits(loaded)
+    pack_linears(loaded.model)
+    loaded.model.model.layers[1].mlp.down_proj.packed[0, :, 0] *= 1.5
+    with pytest.raises(ModelError, match="does not reproduce this model"):
+        self_check(loaded, expected, native_attention=True)
+
+
+def gathers(monkeypatch, config: dict, native_attention: bool) -> int:
+    """Copies of K and V that answering one short prompt takes."""
+    seen = []
+    gather = KVCache.gather
+    monkeypatch.setattr(KVCache, "gather", lambda *args: (seen.append(1), gather(*args))[1])
+    engine = tiny_engine(load_tiny(config), native_attention=native_attention)
+    engine.submit(list(range(5)), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), id="x")
+    run(engine)
+    return len(seen)
+
+
+def test_the_pool_is_read_in_place_where_the_kernel_knows_the_layer(kernels, monkeypatch):
+    windowed = FAMILIES["mistral, sliding window"] | {"sliding_window": 8}
+    assert gathers(monkeypatch, LLAMA, native_attention=False) == 7 * 2  # seven single tokens, two layers
+    assert gathers(monkeypatch, LLAMA, native_attention=True) == 0
+    assert gathers(monkeypatch, LLAMA | {"head_dim": 12}, native_attention=True) == 7 * 2
+    assert gathers(monkeypatch, windowed, native_attention=True) == 4 * 2  # from the ninth token on
+
+
+def test_packing_takes_the_place_of_the_plain_weights(kernels):
+    model = load_tiny(LLAMA | {"tie_word_embeddings": False}).model
+    plain = {name: m.weight.detach().clone() for name, m in model.named_modules() if type(m) is nn.Linear}
+    floats = sum(p.numel() for p in model.parameters())
+    assert pack_linears(model) == len(plain)
+    assert all(type(m) is not nn.Linear for m in model.modules())
+    packed = [m.packed for m in model.modules() if isinstance(m, PackedLinear)]
+    assert floats == sum(p.numel() for p in [*model.parameters(), *packed])
+    for name, weight in plain.items():
+        assert torch.equal(model.get_submodule(name).weight, weight)
+    tied = load_tiny().model
+    pack_linears(tied)
+    assert tied.model.embed_tokens.weight.shape == (512, 96)
+
+
+# ---- built, chosen, absent -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["LlamaForCausalLM"]}))
+    return tmp_path
+
+
+def hello(folder, kernels: Kernels, dtype: str = "float32") -> Hello:
+    loaded = load(str(folder), weights="random", dtype=dtype, device="cpu", say=lambda line: None)
+    events: list = []
+    build_engine(loaded, {"num_blocks": 8}, events.append, kernels)
+    return next(e for e in events if isinstance(e, Hello))
+
+
+def test_the_hello_says_what_computes(kernels, tiny_folder):
+    both = hello(tiny_folder, Kernels())
+    assert both.model.notes[-1] == "packed weights and native paged attention, compiled here for this CPU"
+    neither = hello(tiny_folder, Kernels("reference", "plain"))
+    assert neither.model.notes[-1] == "reference kernels: as asked for"
+    assert hello(tiny_folder, Kernels("native", "plain")).model.notes[-1].startswith("native paged attention, compiled")
+    assert hello(tiny_folder, Kernels("reference", "packed")).model.notes[-1].startswith("packed weights, compiled")
+    assert both.model.parameters == neither.model.parameters
+    assert both.model.step_weight_bytes == neither.model.step_weight_bytes
+    half = hello(tiny_folder, Kernels(), "bfloat16").model.notes[-1]
+    assert half.startswith("reference kernels: the compiled kernels are for float32")
+
+
+def test_without_them_the_engine_serves_and_says_why(monkeypatch, tiny_folder):
+    monkeypatch.setattr(native, "load", lambda: "no C++ compiler was found; `make run` builds them with g++")
+    assert hello(tiny_folder, Kernels()).model.notes[-1].startswith("reference kernels: no C++ compiler was found")
+    loaded = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
+    for wanted in (Kernels(attention="native"), Kernels(linear="packed")):
+        with pytest.raises(ConfigError, match="cannot be had: no C.. compiler was found; `make run`"):
+            choose(wanted, loaded)
+    with pytest.raises(ConfigError, match="attention 'fast': one of auto, native, reference"):
+        choose(Kernels(attention="fast"), loaded)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", False)
+    return tmp_path
+
+
+@pytest.mark.skipif(build.sys.platform != "linux", reason="the kernels are built on Linux only")
+class TestBuilding:
+    def compiler(self, monkeypatch, folder, script: str) -> None:
+        path = folder / "c++"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+
+    def test_not_built_yet(self, empty_cache, monkeypatch):
+        self.compiler(monkeypatch, empty_cache, "echo 1.0")
+        assert "python -m backend.engine.native" in native.load()
+
+    def test_no_compiler(self, empty_cache, monkeypatch, capsys):
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(empty_cache))
+        assert native.load().startswith("no C++ compiler was found; `make run`")
+        assert command.main() == 1
+        assert "note: no compiled CPU kernels: no C++ compiler was found" in capsys.readouterr().err
+
+    def test_a_failing_compiler(self, empty_cache, monkeypatch):
+        script = '[ "$1" = --version ] && exit; echo in file: >&2; echo fatal error: no such header >&2; exit 1'
+        self.compiler(monkeypatch, empty_cache, script)
+        with pytest.raises(build.BuildError, match=r"c\+\+ failed: fatal error: no such header"):
+            build.build()
+        assert list((empty_cache / "kvscope" / "native").iterdir()) == []
+
+    def test_a_damaged_library(self, empty_cache, monkeypatch):
+        self.compiler(monkeypatch, empty_cache, "echo 1.0")
+        build.path().parent.mkdir(parents=True)
+        build.path().write_bytes(b"no library")
+        assert "cannot be loaded" in native.load()
+
+    def test_another_compiler_another_library(self, empty_cache, monkeypatch):
+        self.compiler(monkeypatch, empty_cache, "echo 1.0")
+        first = build.path()
+        assert build.path() == first
+        self.compiler(monkeypatch, empty_cache, "echo 2.0")
+        assert build.path() != first
