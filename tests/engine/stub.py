@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 from backend.engine.config import EngineConfig
@@ -25,6 +26,7 @@ class StubRunner:
     def __init__(self):
         self.slots: dict[int, tuple] = {}
         self.fail_next: Exception | None = None
+        self.step_s = 0.0  # how long a forward pass pretends to take
 
     def configure(self, config: EngineConfig) -> None:
         self.block_size = config.block_size
@@ -34,6 +36,8 @@ class StubRunner:
         if self.fail_next:
             error, self.fail_next = self.fail_next, None
             raise error
+        if self.step_s:
+            time.sleep(self.step_s)
         for old, new in plan.copies:
             for offset in range(self.block_size):
                 self.slots[new * self.block_size + offset] = self.slots.get(old * self.block_size + offset)
