@@ -103,12 +103,6 @@ def test_the_engine_answers_and_a_dashboard_follows_it():
             pass
 
 
-def test_make_run_opens_the_dashboard():
-    page = str(free_port())
-    with running(f"{command('make run')} HEADLESS=1 PORT={page}", f"http://127.0.0.1:{page}/_stcore/health"):
-        pass
-
-
 def test_a_model_of_random_weights(tmp_path):
     port = str(free_port())
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["LlamaForCausalLM"]}))
