@@ -31,9 +31,7 @@ MAX_AUTO_BLOCKS = 32_768  # more than this is more than a picture, or a demo, ne
 STEP_TOKENS = {"cpu": {"token_budget": 256, "chunk_size": 128}, "cuda": {"token_budget": 8192, "chunk_size": 2048}}
 
 
-def build(
-    loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], kernels: Kernels = Kernels()
-) -> Engine:
+def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], kernels: Kernels = Kernels()) -> Engine:
     """`switches`: fields of EngineConfig; `num_blocks` absent or None sizes the pool from free memory.
 
     Replaces the attention of `loaded`, and where `kernels` says so its linear layers too. Raises ModelError when the

@@ -218,8 +218,7 @@ class Engine:
         start = self.now()
         plan = self.scheduler.schedule()
         if not plan.work:
-            if plan.ops:  # everything that could have run was preempted: say so, the next step goes on
-                self._emit(Step(step=self._steps, ops=plan.ops, decode=[], waiting=len(self.scheduler.waiting)))
+            self._tell_moves(plan)  # everything that could have run was preempted; the next step goes on
             return []
         scheduled = self.now()
         for request in plan.work:
@@ -228,9 +227,7 @@ class Engine:
         spans = [(count, request.computed) for request, count in plan.work.items()]
         try:
             result = self.runner.execute(plan)
-        except (
-            Exception
-        ) as error:  # whatever the model raised, these requests cannot go on; the others and the engine can
+        except Exception as error:  # whatever the model raised: these requests end, the others and the engine go on
             return self._give_up(plan, error)
         self._steps += 1
         computed = self.now()
@@ -254,6 +251,11 @@ class Engine:
         if self.idle:
             self.pool.check([])
         return deltas
+
+    def _tell_moves(self, plan: Plan) -> None:
+        """Block moves of a step that computed nothing: viewers must hear of every block that changed hands."""
+        if plan.ops:
+            self._emit(Step(step=self._steps, ops=plan.ops, decode=[], waiting=len(self.scheduler.waiting)))
 
     def _describe(self, plan: Plan) -> Step:
         """What the step did, told before the counters move."""
@@ -357,6 +359,7 @@ class Engine:
 
     def _give_up(self, plan: Plan, error: Exception) -> list[Delta]:
         message = f"{type(error).__name__}: {error}"
+        self._tell_moves(plan)
         self._emit(Fault(message=f"a step failed, its {len(plan.work)} requests were ended: {message}"))
         return [
             self._finish(request, "error", Delta(request=request.number, message=message))

@@ -25,10 +25,6 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to) blocks to copy before computing
     preempted: list[Request] = field(default_factory=list)
 
-    @property
-    def tokens(self) -> int:
-        return sum(self.work.values())
-
 
 def _order(request: Request) -> tuple[int, int]:
     return request.order

@@ -29,6 +29,8 @@ def test_after_every_step(policy, prefix_cache):
             engine.submit(tokens, greedy(rng.randrange(1, 20)), id="x", n=rng.choice([1, 1, 2]))
         if engine._requests and rng.random() < 0.05:
             engine.abort(rng.choice(list(engine._requests)))
+        if rng.random() < 0.03:
+            engine.runner.fail_next = MemoryError("no room for activations")
         engine.step()
         for event in events:
             fold.apply(state, decode(encode(event)))
