@@ -4,12 +4,13 @@ PORT ?= 8501
 MODEL ?= smollm2-135m
 HEADLESS ?=
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: help run test lint clean
 
 help:
 	@echo "make run     open the dashboard          PORT=8501 MODEL=name|folder|file.gguf|hub-id HEADLESS=1 (no browser)"
-	@echo "make test    lint, then all tests        ARGS='-k scheduler' (for pytest)"
+	@echo "make test    lint, then all tests        ARGS='-k scheduler' (for pytest)  WORKERS=2 (side by side)"
 	@echo "make lint    lint only"
 	@echo "make clean   remove .venv and caches of this checkout"
 
@@ -30,7 +31,7 @@ test: export HF_HUB_OFFLINE = 1
 test:
 	@.ci/setup test
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint:
 	@.ci/setup lint

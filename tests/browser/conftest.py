@@ -23,9 +23,10 @@ FLAGS = [
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium when there is one, else Playwright's own."""
+    """Debian's Chromium when there is one, else Playwright's own. It ends with the tests of this folder: as long as
+    Playwright runs, so does its event loop in the main thread, and no test elsewhere could start one of its own."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
@@ -96,7 +97,7 @@ def open_page(browser: Browser) -> Iterator[Opener]:
     assert opener.watched.strangers == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine(tmp_path_factory) -> Iterator[str]:
     """Address of the stub engine."""
     port = free_port()
@@ -104,7 +105,7 @@ def engine(tmp_path_factory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stub(engine, tmp_path_factory) -> Iterator[str]:
     """Address of a dashboard on the stub engine."""
     port = free_port()
@@ -118,7 +119,7 @@ class RealDashboard:
     pid: int  # of the page's server, whose child the engine is
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real(tmp_path_factory) -> Iterator[RealDashboard]:
     """A dashboard that starts the real engine on the bundled model."""
     logs, ui = tmp_path_factory.mktemp("real"), free_port()
