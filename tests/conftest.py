@@ -17,8 +17,8 @@ def smollm2_path() -> Path:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers (`-n 2`), each takes whole files, so that what a module sets up is set up once, and one of
-    them takes all of the browser's tests, which share a Chromium and two dashboards. Those take longest and begin first;
-    without workers they come last."""
+    them takes all of the browser's tests, which share a Chromium and two dashboards. Those take longest and begin
+    first; without workers they come last."""
     parallel = config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput")
     items.sort(key=lambda item: ("browser" in item.path.parts) != parallel)
     for item in items:
