@@ -49,6 +49,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_model_len: int = 0
     chat_template: bool = False
     notes: list[str] = []  # plain words for the screen: why this dtype, what was checked
+    shape: dict[str, Any] = {}  # `planner.shape.ModelShape`: what bytes and FLOPs of a step are counted from
 
 
 class DeviceInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -101,7 +102,11 @@ class Step(Event, tag="step", kw_only=True):
         ["alloc", request, *blocks]        fresh blocks appended to its table (a cached one is evicted)
         ["copy", request, old, new]        copy-on-write: `new` replaces `old` in its table
         ["preempt", request]               its blocks are released, its computed tokens fall to 0
-    `prefill`: [request, tokens, context before] for requests that still compute known tokens.
+        ["swap_out", request]              its blocks are released, K and V of its computed tokens wait in host memory
+        ["swap_in", request, *blocks]      enters the batch again with them; these blocks were found in the prefix
+                                           cache, the "alloc" that follows has those that were copied back
+    `prefill`: [request, tokens, context before] for requests that still compute known tokens; without a KV cache that
+    is every request in every step.
     `decode`: requests that computed one token each; None means every request in state "decode".
     A request that has computed all it knows samples one token in this step.
     `sealed`: blocks that became full and answer prefix look-ups from now on.
@@ -115,6 +120,8 @@ class Step(Event, tag="step", kw_only=True):
     waiting: int = 0
     step_s: float = 0.0  # whole step, the sum below plus what is not attributed
     schedule_s: float = 0.0
+    move_s: float = 0.0  # K and V moved before computing: swapped, copied on write
+    swap_bytes: int = 0  # of those, to and from host memory
     build_s: float = 0.0  # inputs: ids, positions, slots, tables
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -124,6 +131,8 @@ class Step(Event, tag="step", kw_only=True):
     kv_read_bytes: int = 0
     kv_write_bytes: int = 0
     activation_bytes: int = 0
+    attention_flops: float = 0.0  # part of `flops`
+    attention_s: float = 0.0  # part of `forward_s` that went into attention; 0: not measured
 
 
 class Finished(Event, tag="finished", kw_only=True):
@@ -150,6 +159,66 @@ class Cleared(Event, tag="cleared", kw_only=True):
 class Fault(Event, tag="fault", kw_only=True):
     message: str
     fatal: bool = False
+
+
+class Sensor(msgspec.Struct, kw_only=True):
+    """One reading of a device, described once; its values come in `Sample`.
+
+    `label` are the words that stand beside every value of it. A sensor that gives no value says why in `note`; then
+    there is no number to show, least of all 0.
+    """
+
+    name: str  # dram_bandwidth, memory_busy, power …
+    unit: str = ""  # % | W | J | MHz | °C | B | B/s | 1 (a bit mask)
+    source: str = "none"  # nvml_gpm | nvml | nvml_field | dcgm | computed | probe | proc | none
+    label: str = ""
+    note: str = ""  # why there is no value, or ""
+    period_s: float = 0.0  # how often it is asked
+    span_s: float | None = None  # seconds a value speaks for, 0: that moment; None: the sample's own interval
+
+
+class Process(msgspec.Struct, kw_only=True):
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None  # None: the driver does not say
+
+
+class Device(msgspec.Struct, kw_only=True):
+    uuid: str  # "host" for the machine itself
+    name: str = ""
+    kind: str = "gpu"  # or "host"
+    used: bool = False  # the engine computes here
+    fake: bool = False  # a stand-in library was loaded on purpose: no such hardware need exist
+    arch: str = ""
+    driver: str = ""
+    memory_bytes: int = 0  # 0: not known
+    peak_bandwidth_bytes_per_s: float = 0.0  # of its memory; 0: not known
+    peak_source: str = ""  # where the peak is from, in words
+    notes: list[str] = []  # plain words for the screen
+    state: str = "ok"  # ok | lost
+    sensors: list[Sensor] = []
+    processes: list[Process] = []
+    processes_note: str = ""  # why there are none to list, or ""
+
+
+class Devices(Event, tag="devices", kw_only=True):
+    """What can be read here, and what not and why. Told when sampling starts and whenever something in it changes."""
+
+    devices: list[Device] = []
+    state: str = "ready"  # ready | absent | mismatch | no_permission | error, of NVIDIA's library
+    message: str = ""  # that state in plain words
+
+
+class Sample(Event, tag="sample", kw_only=True):
+    """One reading of one device, taken at `t`. `values` in the order of its sensors; None: not asked, or no value.
+
+    `spans`: for each sensor whose value speaks for another time than `span_s` says, how many seconds before `t`.
+    """
+
+    device: int  # index in `Devices`
+    t0: float  # the reading before
+    values: list[float | None]
+    spans: list[float | None] | None = None
 
 
 class Prompt(Event, tag="prompt", kw_only=True):
@@ -183,7 +252,21 @@ class Snapshot(Event, tag="snapshot", kw_only=True):
 
 
 TEXT_CHANNEL = (Prompt, Tokens, Sealed)
-AnyEvent = Hello | Configured | Queued | Step | Finished | Cleared | Fault | Prompt | Tokens | Sealed | Snapshot
+AnyEvent = (
+    Hello
+    | Configured
+    | Queued
+    | Step
+    | Finished
+    | Cleared
+    | Fault
+    | Devices
+    | Sample
+    | Prompt
+    | Tokens
+    | Sealed
+    | Snapshot
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)

@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from backend import events
-from backend.events import DeviceInfo, Event, ModelInfo
+from backend.events import Device, DeviceInfo, Event, ModelInfo
 
 KEPT_FINISHED = 256  # finished requests that stay in the state
 KEPT_ROWS = 3000  # rows of `series`
 KEPT_TTFTS = 512
+KEPT_SAMPLES = 600  # two minutes of one device at five a second
 KEPT_SPANS = 128  # of one request; a request that is preempted again and again loses its oldest
 
 EVICTED = "evicted"
@@ -41,6 +42,7 @@ class Request(msgspec.Struct, kw_only=True):
     message: str = ""  # with reason "error"
     cached_tokens: int = 0  # found in the prefix cache at its first admission
     computed: int = 0  # tokens whose keys and values are in the pool
+    swapped: int = 0  # computed tokens whose keys and values wait in host memory
     reached: int = 0  # most tokens it had computed when it was preempted; below that, work is done again
     output_tokens: int = 0
     table: list[int] = []  # logical block -> physical block
@@ -97,6 +99,14 @@ class Totals(msgspec.Struct):
     errors: int = 0
 
 
+class Telemetry(msgspec.Struct):
+    """What the last `Devices` said."""
+
+    state: str = ""  # "": nothing was said yet
+    message: str = ""
+    devices: list[Device] = []
+
+
 class State(msgspec.Struct):
     schema: int = events.SCHEMA
     seq: int = 0
@@ -124,6 +134,8 @@ class State(msgspec.Struct):
     # [t, step_s, prefill_tokens, decode_tokens, used_blocks, cached_blocks, filled_slots, held_tokens, running,
     #  waiting, output_tokens, forward_s, weight_bytes, kv_read_bytes, flops]
     series: list[list[float]] = []
+    devices: Telemetry = msgspec.field(default_factory=Telemetry)
+    samples: list[list[Any]] = []  # [t, t0, index in devices, values, spans or None], as in `events.Sample`
 
     @property
     def in_flight(self) -> int:
@@ -274,6 +286,7 @@ def _step(state: State, event: events.Step) -> None:
     if everyone and event.ops:
         decode = [number for number in decode if requests[number].state == "decode"]
 
+    keeps = state.config.get("kv_cache", True)
     prefill_tokens = output_tokens = 0
     for number, tokens, context in event.prefill:
         request = requests.get(number)
@@ -285,8 +298,9 @@ def _step(state: State, event: events.Step) -> None:
         if again > 0:
             request.recomputed_tokens += again
             totals.recomputed_tokens += again
-        state.pool.held_tokens += end - request.computed
-        request.computed = end
+        kept = end if keeps else 0
+        state.pool.held_tokens += kept - request.computed
+        request.computed = kept
         _fill(state, request, context, end, step)
         if end >= request.prompt_tokens + request.output_tokens:
             output_tokens += 1
@@ -384,12 +398,20 @@ def _op(state: State, op: list[str | int], step: int, begin: float) -> None:
                 _evict(state, block, step)
                 _hold(state, request, block, step)
                 request.table.append(block)
+        # Blocks of a request that was swapped in: what it had computed is copied into them.
+        _fill(state, request, (len(request.table) - len(op) + 2) * state.block_size, request.computed, step)
     elif kind == "admit":
         _admit(state, request, op[2:], step, begin)
     elif kind == "copy" and len(op) == 4:
         _copy(state, request, op[2], op[3], step)
     elif kind == "preempt":
+        request.reached = max(request.reached, request.computed)
         _preempt(state, request, step, begin)
+    elif kind == "swap_out":
+        request.swapped = request.computed
+        _preempt(state, request, step, begin)
+    elif kind == "swap_in":
+        _swap_in(state, request, op[2:], step, begin)
 
 
 def _known(state: State, block: str | int) -> bool:
@@ -418,6 +440,17 @@ def _admit(state: State, request: Request, blocks: list[str | int], step: int, b
     _enter(state, request, "prefill", begin)
 
 
+def _swap_in(state: State, request: Request, blocks: list[str | int], step: int, begin: float) -> None:
+    _release(state, request, step)
+    for block in blocks:
+        if _known(state, block):
+            _hold(state, request, block, step)
+            request.table.append(block)
+    request.computed, request.swapped = request.swapped, 0
+    state.pool.held_tokens += request.computed
+    _enter(state, request, "prefill", begin)
+
+
 def _copy(state: State, request: Request, old: str | int, new: str | int, step: int) -> None:
     if old not in request.table or not _known(state, new):
         return
@@ -432,7 +465,6 @@ def _copy(state: State, request: Request, old: str | int, new: str | int, step: 
 
 def _preempt(state: State, request: Request, step: int, begin: float) -> None:
     held = request.table
-    request.reached = max(request.reached, request.computed)
     _release(state, request, step)
     for block in held:
         if not state.blocks.owners[block]:
@@ -451,6 +483,7 @@ def _finished(state: State, event: events.Finished) -> None:
     _release(state, request, state.step)
     _settle(state)
     _leave(state, request)
+    request.swapped = 0
     request.state = "finished"
     _close_span(request, event.t)
     request.reason = event.reason
@@ -490,6 +523,26 @@ def _cleared(state: State, event: events.Cleared) -> None:
 def _fault(state: State, event: events.Fault) -> None:
     if not state.fatal:
         state.fault, state.fatal = event.message, event.fatal
+
+
+def _devices(state: State, event: events.Devices) -> None:
+    """Rows of samples stay only while they still mean the same sensors of the same devices."""
+    if _sensors(state.devices.devices) != _sensors(event.devices):
+        state.samples = []
+    state.devices = Telemetry(event.state, event.message, event.devices)
+
+
+def _sensors(devices: list[Device]) -> list[list[str]]:
+    return [[device.uuid, *(sensor.name for sensor in device.sensors)] for device in devices]
+
+
+def _sample(state: State, event: events.Sample) -> None:
+    devices = state.devices.devices
+    if not 0 <= event.device < len(devices) or len(event.values) != len(devices[event.device].sensors):
+        return
+    state.samples.append([event.t, event.t0, event.device, event.values, event.spans])
+    if len(state.samples) > KEPT_SAMPLES:
+        del state.samples[0]
 
 
 def _enter(state: State, request: Request, phase: str, t: float) -> None:
@@ -611,4 +664,6 @@ _FOLDS = {
     events.Configured: _configured,
     events.Cleared: _cleared,
     events.Fault: _fault,
+    events.Devices: _devices,
+    events.Sample: _sample,
 }

@@ -141,6 +141,11 @@ class Hub:
             self.pump()
             return events.Snapshot(seq=self._state.seq, t=self._state.t, state=msgspec.Raw(_encode(self._state)))
 
+    @property
+    def before(self) -> int:
+        """Number of the event before the oldest line that is left: `lines_since` knows all after it."""
+        return self._history.before
+
     def lines_since(self, seq: int, epoch: str = "") -> list[bytes] | None:
         """All lines after number `seq` of `epoch` ("": of the present one); None when some are gone."""
         with self._lock:

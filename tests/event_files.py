@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from backend import events
 from tests.scripted_engine import ScriptedEngine
 
@@ -68,6 +70,81 @@ def reconfigured(emit: Callable[[events.Event], None]) -> None:
         pass
 
 
+def sensors(emit: Callable[[events.Event], None]) -> None:
+    """Two devices that are read, one is lost and comes back with other sensors; more samples than are kept."""
+    lots = random.Random(8)
+    engine = ScriptedEngine(emit, blocks=20, running=2, prompt=(4, 20), output=(3, 9), seed=9)
+    engine.hello()
+    power = events.Sensor(name="power", unit="W", source="nvml_field", label="measured: NVML", period_s=0.2, span_s=0)
+    none = events.Sensor(name="energy", unit="J", note="not available: this GPU counts no energy")
+    gpu = events.Device(uuid="GPU-1", name="One", used=True, memory_bytes=2**34, sensors=[power, none])
+    host = events.Device(uuid="host", kind="host", sensors=[events.Sensor(name="load", unit="1", source="proc")])
+
+    def sample(device: int, *values: float | None, **fields: object) -> None:
+        engine.report(events.Sample(device=device, t0=engine.t - 0.2, values=list(values), **fields))
+
+    def read(steps: int, a_step: int = 1) -> None:
+        for _ in engine.run(steps):
+            for i in range(a_step):
+                sample(0, lots.randint(60, 400), None, spans=[0.1, None] if i % 4 == 0 else None)
+                sample(1, lots.randint(0, 2))
+            sample(lots.randint(-1, 3), 1.0, 2.0, 3.0)  # belongs to nothing that was told
+
+    sample(0, 1.0, 2.0)
+    engine.report(events.Devices(devices=[gpu, host]))
+    read(30)
+    lost = msgspec.structs.replace(gpu, state="lost", notes=["lost: it fell off the bus"])
+    engine.report(events.Devices(devices=[lost, host], message="one GPU is lost"))
+    read(30)
+    back = msgspec.structs.replace(gpu, sensors=[none, power], processes=[events.Process(pid=7, memory_bytes=5)])
+    engine.report(events.Devices(devices=[back, host]))
+    read(24, 13)
+    engine.report(events.Devices(state="absent", message="no NVIDIA driver was found"))
+    read(3)
+
+
+def policies(emit: Callable[[events.Event], None]) -> None:
+    """The real scheduler's other ways: swap with and without a prefix cache, no KV cache, memory in one piece."""
+    from tests.engine.stub import greedy, prompt, stub_engine  # late: it imports torch
+
+    lots, told = random.Random(10), []
+    small = {"num_blocks": 14, "block_size": 4, "max_running": 5, "token_budget": 96, "chunk_size": 9}
+    engine, made = stub_engine(max_model_len=80, preemption="swap", **small)
+    config = msgspec.structs.asdict(engine.config)
+    hello = events.Hello(
+        epoch="policies", model=events.ModelInfo(name="stub"), device=events.DeviceInfo(), block_size=4, num_blocks=14,
+        config=config,
+    )  # fmt: skip
+    engine.report(hello)
+    plain = {"prefix_cache": False, "preemption": "recompute"}
+    for changes in (
+        {},
+        {"prefix_cache": False},
+        plain | {"kv_cache": False},
+        plain | {"kv_cache": True, "allocator": "first-fit", "num_blocks": 30},
+        {"allocator": "reserve"},
+    ):
+        engine.configure(changes)
+        for step in range(24):
+            if lots.random() < 0.8 and step < 16:
+                tokens = prompt(lots.choice([0, 8, 16])) + prompt(lots.randrange(1, 16), lots.randrange(99))
+                engine.submit(tokens, greedy(lots.randrange(1, 20)), id=f"{step}")
+            if engine._requests and lots.random() < 0.03:
+                engine.abort(lots.choice(list(engine._requests)))
+            engine.step()
+        while not engine.idle:
+            engine.step()
+        told += made
+        made.clear()
+    # The clock of this machine would make another file every time.
+    for counter, event in enumerate(told):
+        event.t = counter / 128
+        for name in event.__struct_fields__:
+            if name.endswith("_s") and getattr(event, name) is not None:
+                setattr(event, name, 1 / 256)
+        emit(event)
+
+
 def nonsense(emit: Callable[[events.Event], None]) -> None:
     """Half of the lines lost, requests and blocks that do not exist: to be borne, alike in both languages."""
     lots = random.Random(6)
@@ -85,7 +162,7 @@ def nonsense(emit: Callable[[events.Event], None]) -> None:
     _run(engine, 150)
 
 
-FILES = {make.__name__: make for make in (sharing, preemption, forks, reconfigured, nonsense)}
+FILES = {make.__name__: make for make in (sharing, preemption, forks, reconfigured, sensors, policies, nonsense)}
 
 
 def read(name: str) -> Iterator[events.Event]:

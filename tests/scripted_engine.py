@@ -158,6 +158,9 @@ class ScriptedEngine:
     def abort(self, job: Job) -> None:
         self._finish(job, "abort")
 
+    def report(self, event: events.Event) -> None:
+        self._emit(event)
+
     def clear(self) -> None:
         """Only when idle."""
         for block in range(self.num_blocks):
@@ -226,6 +229,8 @@ class ScriptedEngine:
                 output_s=0.000402,
                 forward_s=round(self.step_s * self.random.uniform(0.5, 0.6), 6),
                 flops=float(sum(work.values()) * 269_000_000),
+                attention_flops=float(held * 69_120),
+                attention_s=round(self.step_s * 0.1, 6),
                 weight_bytes=269_000_000,
                 kv_read_bytes=held * 23040,
                 kv_write_bytes=sum(work.values()) * 23040,

@@ -308,6 +308,30 @@ def test_a_snapshot_whose_columns_are_cut_is_refused():
         apply(State(), events.Snapshot(state=content))
 
 
+def test_samples_stay_with_the_sensors_that_they_are_of():
+    story = Story()
+    state = story.state
+    assert (state.devices.state, state.samples) == ("", [])
+    power, load = events.Sensor(name="power", unit="W"), events.Sensor(name="load")
+    gpu, host = events.Device(uuid="GPU-1", sensors=[power]), events.Device(uuid="host", kind="host", sensors=[load])
+    story.tell(events.Sample(device=0, t0=1.0, values=[1.0]))
+    assert state.samples == []  # nobody said what it would be of
+    story.tell(events.Devices(devices=[gpu, host]))
+    story.tell(events.Sample(device=0, t0=3.5, values=[310.5]))
+    story.tell(events.Sample(device=1, t0=4.0, values=[None], spans=[2.0]))
+    story.tell(events.Sample(device=1, t0=4.0, values=[1.0, 2.0]))
+    story.tell(events.Sample(device=-1, t0=4.0, values=[1.0]))
+    rows = [[4.0, 3.5, 0, [310.5], None], [5.0, 4.0, 1, [None], [2.0]]]
+    assert state.samples == rows
+    story.tell(events.Devices(devices=[msgspec.structs.replace(gpu, state="lost"), host], message="lost"))
+    assert state.samples == rows and state.devices.devices[0].state == state.devices.message == "lost"
+    story.tell(events.Devices(devices=[host, gpu]))
+    assert state.samples == []
+    for _ in range(fold.KEPT_SAMPLES + 3):
+        story.tell(events.Sample(device=0, t0=0.0, values=[2.0]))
+    assert len(state.samples) == fold.KEPT_SAMPLES
+
+
 def test_letters():
     assert [fold.label(n) for n in (1, 2, 26, 27, 52, 53, 702, 703)] == ["A", "B", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
 
@@ -380,6 +404,8 @@ broken_events = st.one_of(
     st.builds(events.Cleared),
     st.builds(events.Configured, block_size=st.integers(1, 5), num_blocks=st.integers(0, 9), rebuilt=st.booleans()),
     st.builds(events.Fault, message=st.text(max_size=5)),
+    st.builds(events.Devices, devices=st.lists(st.builds(events.Device, uuid=st.sampled_from("ab")), max_size=2)),
+    st.builds(events.Sample, device=numbers, t0=st.just(0.0), values=st.lists(st.none() | st.just(1.0), max_size=2)),
 )
 
 
@@ -424,12 +450,17 @@ def test_the_event_files_show_what_they_are_for(name):
         apply(state, event)
         seen.update(op[0] for op in getattr(event, "ops", ()))
         seen["shared"] = max(seen["shared"], state.pool.shared_saved_blocks)
+        seen["no cache"] += bool(getattr(event, "prefill", ()) and not state.config.get("kv_cache", True))
+        seen["samples"] = max(seen["samples"], len(state.samples))
+        seen["lost"] += any(device.state == "lost" for device in state.devices.devices)
     totals = state.totals
     assert {
         "sharing": seen["shared"] > 5 and totals.cached_tokens > 500 and totals.preemptions == 0,
         "preemption": totals.preemptions > 5 and totals.evictions > 20 and totals.recomputed_tokens > 50,
         "forks": seen["copy"] > 5 and totals.aborted > 10 and state.gaps == 0,
         "reconfigured": state.epoch == "second" and state.num_blocks == 30,
+        "sensors": state.devices.state == "absent" and seen["samples"] == fold.KEPT_SAMPLES and seen["lost"] > 0,
+        "policies": seen["swap_out"] > 5 and seen["swap_in"] > 5 and seen["no cache"] > 20 and state.gaps == 0,
         "nonsense": state.gaps > 100 and totals.finished > 0,
     }[name]
 

@@ -8,12 +8,13 @@ export const SCHEMA = 1;
 const KEPT_FINISHED = 256;
 const KEPT_ROWS = 3000;
 const KEPT_TTFTS = 512;
+const KEPT_SAMPLES = 600; // two minutes of one device at five a second
 const KEPT_SPANS = 128;
 const NOBODY = Object.freeze([]);
 
 const MODEL = {
   name: "", family: "", weights: "real", dtype: "float32", layers: 0, hidden: 0, heads: 0, kv_heads: 0, head_dim: 0, vocab: 0,
-  parameters: 0, weight_bytes: 0, step_weight_bytes: 0, kv_bytes_per_token: 0, max_model_len: 0, chat_template: false, notes: [],
+  parameters: 0, weight_bytes: 0, step_weight_bytes: 0, kv_bytes_per_token: 0, max_model_len: 0, chat_template: false, notes: [], shape: {},
 };
 const DEVICE = { kind: "cpu", name: "", threads: 0, memory_bytes: 0 };
 
@@ -30,6 +31,7 @@ export function empty() {
       recomputed_tokens: 0, evictions: 0, queued: 0, finished: 0, aborted: 0, errors: 0,
     },
     ttfts: [], series: [],
+    devices: { state: "", message: "", devices: [] }, samples: [],
   };
 }
 
@@ -126,7 +128,7 @@ function queued(state, event) {
   const t = event.t ?? 0;
   state.requests[event.request] = {
     request: event.request, id: event.id ?? "", user: event.user ?? "", prompt_tokens: event.prompt_tokens, max_tokens: event.max_tokens,
-    state: "queued", reason: "", message: "", cached_tokens: 0, computed: 0, reached: 0, output_tokens: 0, table: [],
+    state: "queued", reason: "", message: "", cached_tokens: 0, computed: 0, swapped: 0, reached: 0, output_tokens: 0, table: [],
     spans: [["queued", t, null]], t_queued: t, t_first: null, t_last: null, t_end: null, preemptions: 0, recomputed_tokens: 0,
     queue_s: null, ttft_s: null, tpot_s: null, e2e_s: null,
   };
@@ -145,6 +147,7 @@ function step(state, event) {
     if (everyone) decoding = decoding.filter((n) => requests[n].state === "decode");
   }
 
+  const keeps = state.config.kv_cache ?? true;
   let prefillTokens = 0, outputTokens = 0;
   for (const [who, tokens, context] of event.prefill ?? []) {
     const request = requests[who];
@@ -155,8 +158,9 @@ function step(state, event) {
       request.recomputed_tokens += again;
       totals.recomputed_tokens += again;
     }
-    state.pool.held_tokens += end - request.computed;
-    request.computed = end;
+    const kept = keeps ? end : 0;
+    state.pool.held_tokens += kept - request.computed;
+    request.computed = kept;
     fillSlots(state, request, context, end, number);
     if (end >= request.prompt_tokens + request.output_tokens) {
       outputTokens += 1;
@@ -228,9 +232,17 @@ function applyOp(state, op, number, begin) {
       hold(state, request, block, number);
       request.table.push(block);
     }
+    // Blocks of a request that was swapped in: what it had computed is copied into them.
+    fillSlots(state, request, (request.table.length - op.length + 2) * state.block_size, request.computed, number);
   } else if (kind === "admit") admit(state, request, op.slice(2), number, begin);
   else if (kind === "copy" && op.length === 4) copy(state, request, op[2], op[3], number);
-  else if (kind === "preempt") preempt(state, request, number, begin);
+  else if (kind === "preempt") {
+    request.reached = Math.max(request.reached, request.computed);
+    preempt(state, request, number, begin);
+  } else if (kind === "swap_out") {
+    request.swapped = request.computed;
+    preempt(state, request, number, begin);
+  } else if (kind === "swap_in") swapIn(state, request, op.slice(2), number, begin);
 }
 
 function known(state, block) {
@@ -262,6 +274,19 @@ function admit(state, request, blocks, number, begin) {
   enter(state, request, "prefill", begin);
 }
 
+function swapIn(state, request, blocks, number, begin) {
+  release(state, request, number);
+  for (const block of blocks) {
+    if (!known(state, block)) continue;
+    hold(state, request, block, number);
+    request.table.push(block);
+  }
+  request.computed = request.swapped;
+  request.swapped = 0;
+  state.pool.held_tokens += request.computed;
+  enter(state, request, "prefill", begin);
+}
+
 function copy(state, request, old, fresh, number) {
   const index = request.table.lastIndexOf(old);
   if (index < 0 || !known(state, fresh)) return;
@@ -275,7 +300,6 @@ function copy(state, request, old, fresh, number) {
 
 function preempt(state, request, number, begin) {
   const held = request.table, { owners, mark, marked } = state.blocks;
-  request.reached = Math.max(request.reached, request.computed);
   release(state, request, number);
   for (const block of held) {
     if (owners[block].length) continue;
@@ -295,6 +319,7 @@ function finished(state, event) {
   release(state, request, state.step);
   settle(state);
   leave(state, request);
+  request.swapped = 0;
   request.state = "finished";
   closeSpan(request, t);
   request.reason = event.reason;
@@ -323,6 +348,21 @@ function fault(state, event) {
   if (state.fatal) return;
   state.fault = event.message;
   state.fatal = event.fatal ?? false;
+}
+
+/** Rows of samples stay only while they still mean the same sensors of the same devices. */
+function devices(state, event) {
+  const told = event.devices ?? [];
+  const sensors = (list) => JSON.stringify(list.map((device) => [device.uuid, ...(device.sensors ?? []).map((sensor) => sensor.name)]));
+  if (sensors(state.devices.devices) !== sensors(told)) state.samples = [];
+  state.devices = { state: event.state ?? "ready", message: event.message ?? "", devices: told };
+}
+
+function sample(state, event) {
+  const device = state.devices.devices[event.device];
+  if (!device || event.values.length !== device.sensors.length) return;
+  state.samples.push([event.t ?? 0, event.t0, event.device, event.values, event.spans ?? null]);
+  if (state.samples.length > KEPT_SAMPLES) state.samples.shift();
 }
 
 function enter(state, request, phase, t) {
@@ -420,4 +460,4 @@ function settle(state) {
   pool.wasted_slots = pool.used_blocks * state.block_size - pool.filled_slots;
 }
 
-const FOLDS = { step, queued, finished, configured, cleared, fault };
+const FOLDS = { step, queued, finished, configured, cleared, fault, devices, sample };
