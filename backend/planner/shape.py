@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from backend.planner.errors import PlannerError
 
-class UnsupportedArchitecture(ValueError):
-    """This configuration cannot be counted with certainty; `reasons` says why, one sentence each."""
 
-    def __init__(self, model_type: str, reasons: Sequence[str]):
+class UnsupportedArchitecture(PlannerError):
+    """This configuration cannot be counted with certainty; `reasons` says why, one sentence each, and `closest` names
+    the known kinds that are nearest."""
+
+    def __init__(self, model_type: str, reasons: Sequence[str], closest: Sequence[str] = ()):
         self.model_type = model_type
         self.reasons = list(reasons)
+        self.closest = list(closest)
         super().__init__(f"cannot count a '{model_type}' model: {'; '.join(self.reasons)}")
 
 
@@ -67,9 +71,12 @@ class ModelShape:
 
         Raises UnsupportedArchitecture.
         """
-        from backend.planner.families import parse
+        from backend.planner.config import parse
 
-        return parse(config, dtype_bytes, kv_dtype_bytes or dtype_bytes)
+        if isinstance(config, dict) and config.get("quantization_config"):
+            reason = "the checkpoint is quantised, so one size an element does not hold"
+            raise UnsupportedArchitecture(str(config.get("model_type")), [reason])
+        return parse(config).shape(dtype_bytes, kv_dtype_bytes or dtype_bytes)
 
     @classmethod
     def from_measured(

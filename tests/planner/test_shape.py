@@ -1,14 +1,11 @@
 """Counting from config.json: exact against transformers' own models, closed to what it does not know."""
 
-import json
-from pathlib import Path
-
 import pytest
 
+from backend.planner import catalogue
 from backend.planner.families import FAMILIES
 from backend.planner.shape import AttentionLayer, ModelShape, UnsupportedArchitecture
 
-CONFIGS = json.loads((Path(__file__).parent / "models.json").read_text())
 TINY = {
     "hidden_size": 48,
     "num_hidden_layers": 7,
@@ -68,14 +65,14 @@ def test_real_configurations_agree_with_the_class_defaults():
 
 
 def test_experts_count_once_stored_and_by_use_when_read():
-    shape = ModelShape.from_config(CONFIGS["Mixtral-8x7B-v0.1"], 2)
+    shape = ModelShape.from_config(catalogue.find("Mixtral-8x7B-v0.1").config, 2)
     assert shape.active_matmul_parameters == 12_748_853_248 - 32 * (2 * 4096) - 4096  # published count has the norms
     assert shape.weight_bytes(1) < shape.weight_bytes(8) < shape.weight_bytes(10_000)
     assert shape.weight_bytes(10_000) == shape.stored_weight_bytes - shape.gathered_parameters * 2
 
 
 def test_a_window_bounds_what_a_sequence_keeps_but_not_what_a_slot_takes():
-    shape = ModelShape.from_config(CONFIGS["Gemma-3-1b-it"], 2)
+    shape = ModelShape.from_config(catalogue.find("Gemma-3-1b-it").config, 2)
     assert (shape.windows.count(512), shape.windows.count(None)) == (22, 4)
     assert shape.kv_bytes(512) == 512 * shape.kv_bytes_per_token
     assert shape.kv_bytes(513) - shape.kv_bytes(512) == 4 * 2 * 256 * 2
@@ -96,7 +93,8 @@ def test_a_window_bounds_what_a_sequence_keeps_but_not_what_a_slot_takes():
         ({"layer_types": ["full_attention"] * 2}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"use_bidirectional_attention": True}, "bidirectional"),
-        ({"model_type": "gemma3", "text_config": {}}, "text_config"),
+        ({"model_type": "gemma3", "text_config": {}}, "unknown"),
+        ({"num_key_value_heads": None}, "num_key_value_heads is null"),
         ({"model_type": None}, "model_type"),
     ],
     ids=lambda v: v if isinstance(v, str) else None,

@@ -1,0 +1,77 @@
+"""The time of any engine step, prompts and decodes together: the bound, and what servers make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from backend.planner import estimates
+from backend.planner.accelerators import Accelerator
+from backend.planner.arch import Architecture
+from backend.planner.formats import KvFormat, WeightFormat
+from backend.planner.kvcache import kv_model
+from backend.planner.roofline import arithmetic, span_flops
+from backend.planner.weights import read_bytes
+
+Efficiency = Literal["bound", "fast", "typical", "slow"]
+
+
+class StepTime(NamedTuple):
+    """Seconds. `bound_s` is the larger of the two sides; `estimate_s` what is to be expected."""
+
+    memory_s: float
+    arithmetic_s: float
+    estimate_s: float
+
+    @property
+    def bound_s(self) -> float:
+        return max(self.memory_s, self.arithmetic_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A model on `tp` accelerators. `efficiency`: where in the band of measured servers it stands; "bound": nowhere."""
+
+    arch: Architecture
+    weights: WeightFormat
+    kv: KvFormat
+    accelerator: Accelerator
+    tp: int = 1
+    efficiency: Efficiency = "typical"
+
+    def step(self, spans: Sequence[tuple[int, int]], sampled_rows: int) -> StepTime:
+        """`spans`: (new tokens, tokens of that sequence already in the cache), as in `planner.step.step_cost`.
+
+        Bytes and FLOPs of one GPU. Estimate: a step of decodes only takes its bound × the decode band's value; with
+        prompt tokens in it the memory side keeps that factor and the arithmetic side has the prefill band's, and the
+        larger one counts.
+        """
+        tokens = sum(new for new, _ in spans)
+        if not tokens:
+            return StepTime(0.0, 0.0, 0.0)
+        memory_s = self._bytes(spans, tokens) / self.accelerator.bandwidth_bytes_per_s
+        rate = self._rate
+        arithmetic_s = self._flops(spans, tokens, sampled_rows) / rate if rate else 0.0
+        decode = self._factor(estimates.decode_band(bool(self.arch.mixtures), len(spans), self.tp))
+        if tokens == len(spans):
+            return StepTime(memory_s, arithmetic_s, decode * max(memory_s, arithmetic_s))
+        prefill = self._factor(estimates.prefill_band())
+        return StepTime(memory_s, arithmetic_s, max(decode * memory_s, prefill * arithmetic_s))
+
+    def _bytes(self, spans: Iterable[tuple[int, int]], tokens: int) -> float:
+        cache = kv_model(self.arch, self.kv, self.tp)
+        return read_bytes(self.arch, self.weights, tokens, self.tp) + sum(cache.bytes(o + n) for n, o in spans)
+
+    def _flops(self, spans: Iterable[tuple[int, int]], tokens: int, sampled_rows: int) -> float:
+        body = self.arch.active_matmul_parameters - self.arch.head
+        beside = sum(sum(span_flops(self.arch, n, o, decode=n == 1)) for n, o in spans)
+        return (2 * body * tokens + 2 * self.arch.head * sampled_rows + beside) / self.tp
+
+    @cached_property
+    def _rate(self) -> float | None:
+        return arithmetic(self.accelerator, self.weights)[1]
+
+    def _factor(self, band: estimates.Band) -> float:
+        return {"bound": 1.0, "fast": band.low, "typical": band.median, "slow": band.high}[self.efficiency]
