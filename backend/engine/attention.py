@@ -11,6 +11,7 @@ let tokens see their future, and therefore raises.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -107,9 +108,17 @@ class Step:
     groups: list[Group]
     spans: list[Span]
     singles: Singles | None = None  # the groups' requests once more, where the compiled kernel is to be used
+    seconds: float = 0.0  # that attention took in all layers, K and V written and read; on a GPU only the launches
 
 
 _current: Step | None = None
+
+
+def current() -> Step:
+    """The step that is being computed. Raises RuntimeError outside of one."""
+    if _current is None:
+        raise RuntimeError("a model with paged attention was called outside an engine step")
+    return _current
 
 
 class active:
@@ -140,15 +149,19 @@ def group_rows(contexts: np.ndarray, block_size: int) -> list[tuple[int, int]]:
 
 
 def attend(
-    module, query, key, value, attention_mask=None, *, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_
-):
-    """q [1, Hq, T, D], k and v [1, Hkv, T, D or Dv] of the new tokens, after RoPE -> ([1, T, Hq, Dv], None)."""
-    step = _current
-    if step is None:
-        raise RuntimeError("a model with paged attention was called outside an engine step")
+    module, query, key, value, attention_mask=None, *, scaling=None, sliding_window=None, softcap=None, s_aux=None,
+    written=False, **_
+):  # fmt: skip
+    """q [1, Hq, T, D], k and v [1, Hkv, T, D or Dv] of the new tokens, after RoPE -> ([1, T, Hq, Dv], None).
+
+    `written`: k and v are in the pool already.
+    """
+    step = current()
+    start = time.perf_counter()
     keys, values = step.cache.layer(module.layer_idx, key, value)
-    keys.index_copy_(0, step.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, step.slots, value[0].transpose(0, 1))
+    if not written:
+        keys.index_copy_(0, step.slots, key[0].transpose(0, 1))
+        values.index_copy_(0, step.slots, value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     extras = {"softcap": softcap, "sinks": s_aux} if softcap is not None or s_aux is not None else None
     heads, kv_heads = query.shape[1], key.shape[1]
@@ -180,6 +193,7 @@ def attend(
         mask = None if causal else span.mask(sliding_window)
         k, v = (x.repeat_interleave(heads // kv_heads, 1) if heads != kv_heads else x for x in (k, v))
         out[rows] = _attention(q, k, v, mask, scale, extras, heads, causal)[0].transpose(0, 1)
+    step.seconds += time.perf_counter() - start
     return out[None], None
 
 

@@ -11,7 +11,7 @@ Contract (after vLLM's BlockPool, in our words):
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class OutOfBlocks(Exception):
@@ -19,6 +19,8 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
+    can_share = True  # may a block be in two tables?
+
     def __init__(self, num_blocks: int, prefix_cache: bool = True):
         self.num_blocks = num_blocks
         self.prefix_cache = prefix_cache
@@ -104,9 +106,18 @@ class BlockPool:
                 found.append(block)
         return found
 
-    def free_after_sharing(self, blocks: list[int]) -> int:
-        """How many blocks would be free once `blocks` were shared."""
-        return len(self._free) - sum(1 for block in blocks if self.refs[block] == 0)
+    def fits(self, count: int, shared: Sequence[int] = ()) -> bool:
+        """Could `count` blocks be handed out once `shared` were shared?"""
+        return count <= len(self._free) - sum(1 for block in shared if self.refs[block] == 0)
+
+    @property
+    def largest_hole(self) -> int:
+        """Most neighbouring blocks that nobody holds. No limit here: a request's blocks may stand anywhere."""
+        longest = run = 0
+        for count in self.refs:
+            run = 0 if count else run + 1
+            longest = max(longest, run)
+        return longest
 
     def clear(self) -> None:
         """Forgets every hash. Raises ValueError while a block is held."""

@@ -55,6 +55,7 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], ke
     runner = TorchRunner(loaded, config, native_attention=chosen.native_attention)
     engine = Engine(runner, Text(loaded.tokenizer), shape, config, emit, loaded.stop_ids, limits)
     info.kv_bytes_per_token = kv_bytes_per_token
+    info.shape = msgspec.to_builtins(shape)
     engine.report(
         Hello(
             epoch=secrets.token_hex(6),

@@ -17,8 +17,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     chunk_size: Annotated[int, Meta(ge=1)] = 512  # prompt tokens of one request in a step, while others are there
     policy: Literal["continuous", "static"] = "continuous"
     prefix_cache: bool = True
-    preemption: Literal["recompute"] = "recompute"
-    allocator: Literal["paged"] = "paged"
+    kv_cache: bool = True  # off: every step computes all that a request knows anew, and keeps nothing
+    preemption: Literal["recompute", "swap"] = "recompute"
+    allocator: Literal["paged", "reserve", "first-fit"] = "paged"
     max_model_len: Annotated[int, Meta(ge=2)] = 8192
     max_waiting: Annotated[int, Meta(ge=1)] = 1024  # queue bound; beyond it a submit is refused
 
@@ -77,4 +78,30 @@ def changed(config: EngineConfig, changes: dict) -> EngineConfig:
             "each running request needs one token a step",
             "token_budget",
         )
+    _check_together(new)
     return new
+
+
+def _check_together(config: EngineConfig) -> None:
+    """Raises ConfigError for switches that would be ignored, or could not work, beside each other."""
+    if config.allocator != "paged" and config.prefix_cache:
+        raise ConfigError(
+            f"allocator {config.allocator} keeps each request in one piece of memory, so no block can be shared: "
+            "switch prefix_cache off with it",
+            "allocator",
+        )
+    if config.kv_cache:
+        return
+    for switch, wanted in (("prefix_cache", False), ("allocator", "paged"), ("preemption", "recompute")):
+        if getattr(config, switch) != wanted:
+            raise ConfigError(
+                f"without a KV cache there are no blocks to share, to place or to swap: {switch} must be "
+                f"{'off' if wanted is False else wanted}",
+                switch,
+            )
+    if config.token_budget < config.max_model_len:
+        raise ConfigError(
+            f"without a KV cache a step computes a whole sequence: token_budget ({config.token_budget}) must be at "
+            f"least max_model_len ({config.max_model_len})",
+            "token_budget",
+        )

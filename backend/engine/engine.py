@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from backend.engine.block_pool import BlockPool
+from backend.engine import allocator
 from backend.engine.config import EngineConfig, Limits, changed
 from backend.engine.detokenize import IncrementalDecoder, StopStrings
 from backend.engine.request import Delta, Request, SamplingParams, TokenLogprob, Usage
@@ -66,12 +66,13 @@ class Engine:
         emit: Callable[[Event], None],
         stop_ids: Iterable[int] = (),
         limits: Limits = Limits(),
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self.runner, self.text, self.shape = runner, text, shape
         self.stop_ids = frozenset(stop_ids)
         self.limits = limits
         self._emit_to = emit
-        self._started = time.perf_counter()
+        self._clock, self._started = clock, clock()
         self._seq = self._number = self._steps = 0
         self._requests: dict[int, Request] = {}
         self._outputs: dict[int, Output] = {}
@@ -81,7 +82,12 @@ class Engine:
 
     def now(self) -> float:
         """Seconds on the engine's monotonic clock."""
-        return time.perf_counter() - self._started
+        return self._clock() - self._started
+
+    @property
+    def steps(self) -> int:
+        """Made so far."""
+        return self._steps
 
     @property
     def idle(self) -> bool:
@@ -92,7 +98,8 @@ class Engine:
 
         The last token's K and V are never needed, so the pool holds one token more than it has slots.
         """
-        return min(self.config.max_model_len, self.config.num_blocks * self.config.block_size + 1)
+        slots = self.config.num_blocks * self.config.block_size
+        return min(self.config.max_model_len, slots + 1) if self.config.kv_cache else self.config.max_model_len
 
     def check(self, prompt_tokens: int, params: SamplingParams) -> None:
         """Raises Refused, with numbers, for what can never be served."""
@@ -208,8 +215,8 @@ class Engine:
     def _build(self, config: EngineConfig) -> None:
         self.runner.configure(config)
         self.config = config
-        self.pool = BlockPool(config.num_blocks, config.prefix_cache)
-        self.scheduler = Scheduler(config, self.pool)
+        memory = allocator.make(config)
+        self.pool, self.scheduler = memory.pool, Scheduler(config, memory)
 
     # ---- a step --------------------------------------------------------------------------------------------------
 
@@ -217,10 +224,15 @@ class Engine:
         """Schedules, computes and commits one step. [] when there is nothing to do."""
         start = self.now()
         plan = self.scheduler.schedule()
-        if not plan.work:
-            self._tell_moves(plan)  # everything that could have run was preempted; the next step goes on
-            return []
         scheduled = self.now()
+        try:
+            self.runner.move(plan)
+        except Exception as error:  # most likely no room in host memory; then K and V that were to go there are lost
+            return self._give_up(plan, error, [*plan.work, *(request for request, _ in plan.swap_outs)])
+        moved = self.now()
+        if not plan.work:
+            self._tell_moves(plan, moved - scheduled)  # all that could have run was preempted; the next step goes on
+            return []
         for request in plan.work:
             if request.t_admitted is None:
                 request.t_admitted = scheduled
@@ -228,7 +240,7 @@ class Engine:
         try:
             result = self.runner.execute(plan)
         except Exception as error:  # whatever the model raised: these requests end, the others and the engine go on
-            return self._give_up(plan, error)
+            return self._give_up(plan, error, list(plan.work))
         self._steps += 1
         computed = self.now()
         event = self._describe(plan)
@@ -238,6 +250,7 @@ class Engine:
         event.waiting = len(self.scheduler.waiting)
         self._account(event, spans, result)
         event.schedule_s = scheduled - start
+        self._account_moves(event, plan, moved - scheduled)
         end = self.now()
         event.output_s = end - computed
         event.step_s = end - start
@@ -252,21 +265,25 @@ class Engine:
             self.pool.check([])
         return deltas
 
-    def _tell_moves(self, plan: Plan) -> None:
+    def _tell_moves(self, plan: Plan, move_s: float = 0.0) -> None:
         """Block moves of a step that computed nothing: viewers must hear of every block that changed hands."""
         if plan.ops:
-            self._emit(Step(step=self._steps, ops=plan.ops, decode=[], waiting=len(self.scheduler.waiting)))
+            event = Step(step=self._steps, ops=plan.ops, decode=[], waiting=len(self.scheduler.waiting))
+            self._account_moves(event, plan, move_s)
+            self._emit(event)
 
     def _describe(self, plan: Plan) -> Step:
         """What the step did, told before the counters move."""
-        prefill = [(r.number, n, r.computed) for r, n in plan.work.items() if not r.decoding]
-        decode = [r.number for r in plan.work if r.decoding]
+        decode = [r.number for r in plan.work if r.decoding] if self.config.kv_cache else []
+        prefill = [(r.number, n, r.computed) for r, n in plan.work.items() if not (r.decoding and self.config.kv_cache)]
         everyone = sum(1 for r in self.scheduler.running if r.decoding)
         return Step(step=self._steps, ops=plan.ops, prefill=prefill, decode=None if len(decode) == everyone else decode)
 
     def _advance(self, plan: Plan) -> list[tuple[int, bytes, bytes, int, int]]:
         """Counts what was computed and offers blocks that became full to the prefix cache."""
         size, sealed = self.config.block_size, []
+        if not self.config.kv_cache:
+            return sealed  # nothing was kept: the next step computes it all again
         for request, count in plan.work.items():
             request.computed += count
             full = request.computed // size
@@ -357,21 +374,25 @@ class Engine:
         )
         return delta
 
-    def _give_up(self, plan: Plan, error: Exception) -> list[Delta]:
+    def _give_up(self, plan: Plan, error: Exception, lost: list[Request]) -> list[Delta]:
         message = f"{type(error).__name__}: {error}"
         self._tell_moves(plan)
-        self._emit(Fault(message=f"a step failed, its {len(plan.work)} requests were ended: {message}"))
-        return [
-            self._finish(request, "error", Delta(request=request.number, message=message))
-            for request in list(plan.work)
-        ]
+        self._emit(Fault(message=f"a step failed, its {len(lost)} requests were ended: {message}"))
+        return [self._finish(request, "error", Delta(request=request.number, message=message)) for request in lost]
 
     def _account(self, event: Step, spans: Iterable[tuple[int, int]], result: StepResult) -> None:
         cost = step_cost(self.shape, spans, len(result.sampled))
-        event.flops = float(cost.flops)
+        event.flops, event.attention_flops = float(cost.flops), float(cost.attention_flops)
         event.weight_bytes, event.activation_bytes = cost.weight_bytes, cost.activation_bytes
         event.kv_read_bytes, event.kv_write_bytes = cost.kv_read_bytes, cost.kv_write_bytes
         event.build_s, event.forward_s, event.sample_s = result.build_s, result.forward_s, result.sample_s
+        event.attention_s = round(result.attention_s, 6)
+
+    def _account_moves(self, event: Step, plan: Plan, seconds: float) -> None:
+        if plan.swap_outs or plan.swap_ins or plan.copies:
+            event.move_s = seconds
+        blocks = sum(len(blocks) for _, blocks in [*plan.swap_outs, *plan.swap_ins])
+        event.swap_bytes = blocks * self.config.block_size * self.shape.kv_bytes_per_token
 
     def _emit(self, event: Event, t: float | None = None) -> None:
         self._seq += 1
@@ -380,9 +401,12 @@ class Engine:
 
     # ---- looking in ----------------------------------------------------------------------------------------------
 
-    def report(self, event: Event) -> None:
-        """Puts a fact of the surroundings (Hello, Fault) into the stream, stamped like the engine's own."""
-        self._emit(event)
+    def report(self, event: Event, t: float | None = None) -> None:
+        """Puts a fact of the surroundings (Hello, Fault, Sample) into the stream, stamped like the engine's own.
+
+        `t`: when it was so, if not now.
+        """
+        self._emit(event, t)
 
     def state(self) -> dict:
         """For GET /engine/state: config, blocks, live requests, counters."""
@@ -395,6 +419,7 @@ class Engine:
                 "used": pool.used_count,
                 "cached": pool.cached_count,
                 "free": pool.free_count - pool.cached_count,
+                "largest_hole": pool.largest_hole,
             },
             "requests": [
                 {
@@ -404,6 +429,7 @@ class Engine:
                     "prompt_tokens": r.prompt_tokens,
                     "cached_tokens": r.cached_tokens,
                     "computed_tokens": r.computed,
+                    "swapped_tokens": r.swapped,
                     "output_tokens": r.output_tokens,
                     "preemptions": r.preemptions,
                     "blocks": list(r.table),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -47,14 +48,28 @@ class KVCache:
         """Copies whole blocks, (from, to), in every layer."""
         if not pairs:
             return
-        offsets = torch.arange(self.block_size, device=self.device)
-        old, new = (
-            (torch.tensor(blocks, device=self.device)[:, None] * self.block_size + offsets).flatten()
-            for blocks in zip(*pairs, strict=True)
-        )
+        old, new = (self._slots(blocks) for blocks in zip(*pairs, strict=True))
         for pools in self.layers.values():
             for pool in pools:
                 pool.index_copy_(0, new, pool.index_select(0, old))
+
+    def save(self, blocks: list[int]) -> list[torch.Tensor]:
+        """K and V of these blocks, layer by layer, in host memory."""
+        slots = self._slots(blocks)
+        return [pool.index_select(0, slots).cpu() for pools in self.layers.values() for pool in pools]
+
+    def restore(self, blocks: list[int], saved: list[torch.Tensor]) -> None:
+        """The last of what `save` returned, back into these blocks."""
+        if not blocks:
+            return
+        slots = self._slots(blocks)
+        pools = [pool for pools in self.layers.values() for pool in pools]
+        for pool, rows in zip(pools, saved, strict=True):
+            pool.index_copy_(0, slots, rows[-len(slots) :].to(self.device))
+
+    def _slots(self, blocks: Sequence[int]) -> torch.Tensor:
+        offsets = torch.arange(self.block_size, device=self.device)
+        return (torch.tensor(blocks, device=self.device)[:, None] * self.block_size + offsets).flatten()
 
     def bytes_per_token(self) -> int:
         """Of all layers seen so far, K and V together."""

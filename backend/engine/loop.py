@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -46,6 +47,25 @@ class Stream:
             self._loop.post(lambda _: self._loop.abort_one(self.request))
 
 
+class Hold:
+    """Steps that do not begin: for `seconds`, counted from when step number `at_step` was made."""
+
+    def __init__(self, seconds: float, at_step: int):
+        self.seconds, self.at_step = seconds, at_step
+        self._until = None if at_step else time.monotonic() + seconds
+
+    def left_s(self, steps: int) -> float:
+        if steps < self.at_step:
+            return 0.0
+        if self._until is None:
+            self._until = time.monotonic() + self.seconds
+        return max(0.0, self._until - time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
+
+
 class EngineLoop:
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -53,6 +73,7 @@ class EngineLoop:
         self._commands: queue.SimpleQueue[tuple[Future, Callable[[Engine], Any]] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()  # nothing is put behind the last command that is answered
         self._streams: dict[int, Stream] = {}
+        self._hold: Hold | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._asyncio: asyncio.AbstractEventLoop | None = None
 
@@ -112,6 +133,19 @@ class EngineLoop:
         """Ends every request with this API id; 0 when there is none (any more), which is fine."""
         return await self.call(lambda engine: sum(self.abort_one(number) for number in engine.find(request_id)))
 
+    async def hold(self, seconds: float, at_step: int = 0) -> int:
+        """No step begins for `seconds`, or until the next hold; with `at_step`, once so many steps have been made.
+
+        So that what is sent meanwhile enters the same step, and the same schedule comes out every time. 0 goes on at
+        once. Returns the steps made so far.
+        """
+
+        def set_hold(engine: Engine) -> int:
+            self._hold = Hold(seconds, at_step) if seconds else None
+            return engine.steps
+
+        return await self.call(set_hold)
+
     def post(self, function: Callable[[Engine], Result]) -> Future[Result]:
         """Like `call`, for those who do not wait."""
         future: Future = Future()
@@ -139,7 +173,8 @@ class EngineLoop:
         """Runs the commands that have come; waits for one while there is no work. False: stop."""
         while True:
             try:
-                command = self._commands.get(block=self.engine.idle)
+                wait_s = self._wait_s()
+                command = self._commands.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -151,6 +186,15 @@ class EngineLoop:
                 future.set_result(function(self.engine))
             except Exception as error:  # belongs to whoever asked
                 future.set_exception(error)
+
+    def _wait_s(self) -> float | None:
+        """How long a command is waited for before the next step: 0 not at all, None for ever."""
+        if self.engine.idle:
+            return None
+        left_s = self._hold.left_s(self.engine.steps) if self._hold else 0
+        if not left_s and self._hold and self._hold.over:
+            self._hold = None
+        return left_s
 
     def abort_one(self, number: int) -> bool:
         """In the engine's thread: ends a request and lets its listener hear the last word."""

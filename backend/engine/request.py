@@ -6,6 +6,7 @@ import hashlib
 import random
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -88,6 +89,8 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     lost: int = 0  # tokens computed when it was last preempted
+    swapped: int = 0  # computed tokens whose K and V wait in host memory
+    saved: Any = None  # those K and V; the runner's
     recomputed_tokens: int = 0
     t_queued: float = 0.0
     t_admitted: float | None = None

@@ -30,6 +30,7 @@ class StepResult:
     build_s: float
     forward_s: float
     sample_s: float
+    attention_s: float = 0.0  # part of forward_s; 0: not measured
 
 
 class Runner(Protocol):
@@ -37,6 +38,9 @@ class Runner(Protocol):
 
     def configure(self, config: EngineConfig) -> None:
         """A new, empty pool."""
+
+    def move(self, plan: Plan) -> None:
+        """K and V where the step wants them: out to host memory, back in, copied. Before `execute`."""
 
     def execute(self, plan: Plan) -> StepResult: ...
 
@@ -59,24 +63,34 @@ class TorchRunner:
         self._tables = np.full((config.max_running, widest + 1), self.cache.trash_block, dtype=np.int64)
 
     @torch.inference_mode()
+    def move(self, plan: Plan) -> None:
+        for request, blocks in plan.swap_outs:
+            request.saved = self.cache.save(blocks)
+        for request, blocks in plan.swap_ins:
+            self.cache.restore(blocks, request.saved)
+            request.saved = None
+        self.cache.copy_blocks(plan.copies)
+
+    @torch.inference_mode()
     def execute(self, plan: Plan) -> StepResult:
         start = time.perf_counter()
-        self.cache.copy_blocks(plan.copies)
         ids, positions, last_rows, requests, step = self._inputs(plan)
         built = time.perf_counter()
         with attention.active(step):
             logits = self.loaded.model(
                 input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last_rows
             ).logits[0]
+        attention_s = step.seconds
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            attention_s = 0.0  # the host saw only launches, and an event pair a layer would cost launches of its own
         computed = time.perf_counter()
         sampled: dict[Request, int] = {}
         if requests:
             tokens, logits = sample(logits, requests, self.loaded.stop_ids)
             sampled = dict(zip(requests, tokens, strict=True))
         end = time.perf_counter()
-        return StepResult(sampled, logits, built - start, computed - built, end - computed)
+        return StepResult(sampled, logits, built - start, computed - built, end - computed, attention_s)
 
     def _inputs(self, plan: Plan):
         """Flat inputs of a step, requests with one new token first and by context length, then the longer spans."""
@@ -85,8 +99,9 @@ class TorchRunner:
         for request in plan.work:
             if request.number in moved:
                 self._tables[request.row, : len(request.table)] = request.table
-        singles = sorted((r for r, n in plan.work.items() if n == 1), key=lambda r: r.computed)
-        longer = [(r, n) for r, n in plan.work.items() if n > 1]
+        # What has no context reads nothing from the pool: without a KV cache there is none to read.
+        singles = sorted((r for r, n in plan.work.items() if n == 1 and r.computed), key=lambda r: r.computed)
+        longer = [(r, n) for r, n in plan.work.items() if n > 1 or not r.computed]
 
         rows = np.array([r.row for r in singles], dtype=np.int64)
         before = np.array([r.computed for r in singles], dtype=np.int64)

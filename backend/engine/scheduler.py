@@ -3,7 +3,8 @@ every request has tokens that it knows and tokens that it has computed, and the 
 
 A step first serves requests that are one token behind (decode never waits for a long prompt), then those
 with more to compute, in order of arrival, then admits waiting ones, all within one token budget. Out of
-blocks, the newest running request gives up its own (preemption by recompute) and nobody is admitted.
+blocks, the newest running request gives up its own and nobody is admitted: it computes its tokens again later, or
+their K and V wait in host memory (swap).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 
-from backend.engine.block_pool import BlockPool, OutOfBlocks
+from backend.engine.allocator import Allocator
+from backend.engine.block_pool import OutOfBlocks
 from backend.engine.config import EngineConfig
 from backend.engine.request import Request
 
@@ -22,7 +24,10 @@ class Plan:
 
     work: dict[Request, int] = field(default_factory=dict)
     ops: list[list[str | int]] = field(default_factory=list)  # block moves in order, as in events.Step
-    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to) blocks to copy before computing
+    # K and V to move before computing, in this order:
+    swap_outs: list[tuple[Request, list[int]]] = field(default_factory=list)  # its filled blocks, to host memory
+    swap_ins: list[tuple[Request, list[int]]] = field(default_factory=list)  # the last of them, back to these blocks
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to)
     preempted: list[Request] = field(default_factory=list)
 
 
@@ -31,9 +36,9 @@ def _order(request: Request) -> tuple[int, int]:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: BlockPool):
+    def __init__(self, config: EngineConfig, allocator: Allocator):
         self.config = config
-        self.pool = pool
+        self.pool, self.blocks_for = allocator.pool, allocator.blocks_for
         self.waiting: list[Request] = []  # both lists: best priority first, then in order of arrival
         self.running: list[Request] = []
         self.wave: set[Request] = set()  # static batching: who may be in the batch until it has drained
@@ -59,8 +64,8 @@ class Scheduler:
         for request in decoding + chunked:
             if not request.admitted:  # preempted in this very step
                 continue
-            tokens = min(request.to_compute, budget, self._chunk(request))
-            if tokens <= 0:
+            tokens = self._portion(request.to_compute, budget)
+            if not tokens:
                 continue
             budget += self._make_room(request, tokens, plan)
             if request.admitted:
@@ -70,10 +75,16 @@ class Scheduler:
             self._admit(plan, budget)
         return plan
 
-    def _chunk(self, request: Request) -> int:
-        """New tokens a request may compute in one step. Alone in the engine it may use the whole budget."""
-        alone = not self.waiting and len(self.running) == 1 and self.running[0] is request
-        return self.config.token_budget if alone else self.config.chunk_size
+    def _portion(self, missing: int, budget: int) -> int:
+        """New tokens that a request with `missing` ones computes in this step; 0: it waits for the next.
+
+        Alone in the engine it may use the whole budget. Without a KV cache it is all or nothing: there is no half of a
+        sequence to go on from.
+        """
+        if not self.config.kv_cache:
+            return missing if missing <= budget else 0
+        alone = len(self.running) + len(self.waiting) == 1
+        return min(missing, budget, self.config.token_budget if alone else self.config.chunk_size)
 
     def _make_room(self, request: Request, tokens: int, plan: Plan) -> int:
         """Blocks for `tokens` more, preempting the newest until they fit. Returns budget that victims gave back."""
@@ -90,7 +101,7 @@ class Scheduler:
                     return freed_budget
 
     def _grow(self, request: Request, tokens: int, plan: Plan) -> None:
-        missing = -(-tokens // self.config.block_size) - len(request.table)
+        missing = self.blocks_for(request, tokens) - len(request.table)
         if missing > 0:
             blocks = self.pool.allocate(missing)
             request.table += blocks
@@ -98,11 +109,15 @@ class Scheduler:
 
     def _preempt(self, request: Request, plan: Plan) -> None:
         self.running.remove(request)
+        if self.config.preemption == "swap" and request.computed:
+            filled = -(-request.computed // self.config.block_size)
+            plan.swap_outs.append((request, request.table[:filled]))
+            request.swapped = request.computed
         self._release(request)
         request.lost, request.computed = request.computed, 0
         request.preemptions += 1
         plan.preempted.append(request)
-        plan.ops.append(["preempt", request.number])
+        plan.ops.append(["swap_out" if request.swapped else "preempt", request.number])
         self.add(request)  # by its arrival, so in front of all that came later
 
     def _release(self, request: Request) -> None:
@@ -121,36 +136,53 @@ class Scheduler:
             request = self.waiting[0]
             if self.config.policy == "static" and request not in self.wave:
                 return
-            forked = self._fork(request)
-            if forked is None:
-                found = self._cached_prefix(request)
-                computed = len(found) * self.config.block_size
-            elif forked:
-                found, computed = forked
-            else:
+            start = self._start(request)
+            if start is None:
                 return  # its sibling still computes the prompt that it will share
-            alone = not self.running and len(self.waiting) == 1
-            limit = self.config.token_budget if alone else self.config.chunk_size
-            tokens = min(request.known - computed, budget, limit)
-            copied = (
-                1 if computed % self.config.block_size else 0
-            )  # a forked table ends in a block that both will write
-            needed = -(-(computed + tokens) // self.config.block_size) - len(found) + copied
-            if needed > self.pool.free_after_sharing(found):
+            found, computed = start
+            tokens = self._portion(request.known - computed, budget)
+            copied = len(found) * self.config.block_size > computed  # a forked table ends in a block both will write
+            needed = self.blocks_for(request, computed + tokens) - len(found) + copied
+            if not tokens or not self.pool.fits(needed, found):
                 return  # first come, first served: nobody overtakes
             self.waiting.pop(0)
             self._enter(request, found, computed, plan)
             if copied:
                 self._copy_last(request, plan)
             self._grow(request, computed + tokens, plan)
+            if request.swapped:
+                filled = -(-computed // self.config.block_size)
+                plan.swap_ins.append((request, request.table[len(found) : filled]))
+                request.swapped = 0
             plan.work[request] = tokens
             budget -= tokens
+
+    def _start(self, request: Request) -> tuple[list[int], int] | None:
+        """Where a waiting request begins: (blocks that it shares, tokens that need no computing); None: not yet."""
+        size = self.config.block_size
+        if request.swapped:
+            return self._cached(request, request.swapped // size), request.swapped
+        parent = request.fork_of
+        if parent is None or parent.done or request.preemptions or not self.pool.can_share or not self.config.kv_cache:
+            # One token at least is left to compute: its logits are needed.
+            found = self._cached(request, (request.known - 1) // size)
+            return found, len(found) * size
+        if parent.computed < parent.prompt_tokens:
+            return None
+        computed = request.prompt_tokens - 1  # the last prompt token again: its logits choose the first word
+        return parent.table[: -(-computed // size)], computed
+
+    def _cached(self, request: Request, full: int) -> list[int]:
+        """Cached blocks of the longest prefix of its first `full` blocks."""
+        if not self.pool.prefix_cache:
+            return []
+        return self.pool.lookup(request.hash_blocks(full, self.config.block_size))
 
     def _enter(self, request: Request, found: list[int], computed: int, plan: Plan) -> None:
         self.pool.share(found)
         request.table = list(found)
         request.computed = computed
-        request.sealed_blocks = computed // self.config.block_size
+        request.sealed_blocks = min(len(found), computed // self.config.block_size)
         request.admitted = True
         request.row = self._free_rows.pop()
         if request.preemptions == 0:
@@ -158,26 +190,7 @@ class Scheduler:
         else:
             request.recomputed_tokens += max(0, request.lost - computed)  # what the cache kept is not computed twice
         insort(self.running, request, key=_order)
-        plan.ops.append(["admit", request.number, *found])
-
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of the longest known prefix. One token at least is left to compute: its logits are needed."""
-        if not self.pool.prefix_cache:
-            return []
-        full = (request.known - 1) // self.config.block_size
-        return self.pool.lookup(request.hash_blocks(full, self.config.block_size))
-
-    def _fork(self, request: Request) -> tuple[list[int], int] | bool | None:
-        """n > 1: the blocks of a sibling's computed prompt. None: compute it itself; False: wait for the sibling."""
-        parent = request.fork_of
-        if parent is None or parent.done or request.preemptions:
-            return None
-        if parent.computed < parent.prompt_tokens:
-            return False
-        computed = (
-            request.prompt_tokens - 1
-        )  # the last prompt token is computed again: its logits choose the first word
-        return parent.table[: -(-computed // self.config.block_size)], computed
+        plan.ops.append(["swap_in" if request.swapped else "admit", request.number, *found])
 
     def _copy_last(self, request: Request, plan: Plan) -> None:
         """Copy-on-write: the last, partly filled block is about to be written by both holders."""

@@ -26,11 +26,32 @@ class StubRunner:
     def __init__(self):
         self.slots: dict[int, tuple] = {}
         self.fail_next: Exception | None = None
+        self.fail_move: Exception | None = None
         self.step_s = 0.0  # how long a forward pass pretends to take
 
     def configure(self, config: EngineConfig) -> None:
-        self.block_size = config.block_size
+        self.block_size, self.kv_cache = config.block_size, config.kv_cache
         self.slots.clear()
+
+    def move(self, plan) -> None:
+        if self.fail_move:
+            error, self.fail_move = self.fail_move, None
+            raise error
+        for request, blocks in plan.swap_outs:
+            request.saved = [self._block(block) for block in blocks]
+        for request, blocks in plan.swap_ins:
+            for block, content in zip(blocks, request.saved[-len(blocks) :] if blocks else [], strict=True):
+                self._write(block, content)
+            request.saved = None
+        for old, new in plan.copies:
+            self._write(new, self._block(old))
+
+    def _block(self, block: int) -> list:
+        return [self.slots.get(block * self.block_size + offset) for offset in range(self.block_size)]
+
+    def _write(self, block: int, content: list) -> None:
+        for offset, slot in enumerate(content):
+            self.slots[block * self.block_size + offset] = slot
 
     def execute(self, plan) -> StepResult:
         if self.fail_next:
@@ -38,9 +59,9 @@ class StubRunner:
             raise error
         if self.step_s:
             time.sleep(self.step_s)
-        for old, new in plan.copies:
-            for offset in range(self.block_size):
-                self.slots[new * self.block_size + offset] = self.slots.get(old * self.block_size + offset)
+        if not self.kv_cache:
+            assert all(request.computed == 0 and not request.table for request in plan.work)
+            return StepResult({r: next_token(r) for r, n in plan.work.items() if n == r.known}, None, 0.0, 0.0, 0.0)
         for request, count in plan.work.items():
             for position in range(request.computed, request.computed + count):
                 self.slots[self._slot(request, position)] = (position, request.tokens[position])

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.block_pool import BlockPool, OutOfBlocks
+from backend.engine.contiguous_pool import ContiguousPool
 
 
 def test_a_fresh_pool_is_free_in_order():
@@ -151,3 +152,32 @@ def test_any_history_keeps_every_block_accounted_for(blocks, prefix_cache, histo
         held = {b for table in tables for b in table}
         assert pool.used_count == len(held)
         assert pool.free_count + pool.used_count == blocks
+
+
+# ---- contiguous
+
+
+def test_one_piece_goes_into_the_first_hole_that_is_large_enough():
+    pool = ContiguousPool(10)
+    first, second, third = pool.allocate(3), pool.allocate(2), pool.allocate(4)
+    assert (first, second, third) == ([0, 1, 2], [3, 4], [5, 6, 7, 8])
+    pool.release(second)
+    assert pool.free_count == 3 and pool.largest_hole == 2 and not pool.fits(3)
+    with pytest.raises(OutOfBlocks, match="3 neighbouring blocks asked for; 3 are free, the largest hole has 2"):
+        pool.allocate(3)
+    pool.release(first)
+    assert pool.largest_hole == 5 and pool.allocate(4) == [0, 1, 2, 3]
+    pool.check([[0, 1, 2, 3], third])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40))
+def test_holes_are_what_nobody_holds(moves):
+    pool, held = ContiguousPool(24), []
+    for count, take in moves:
+        if take and pool.fits(count):
+            held.append(pool.allocate(count))
+        elif held:
+            pool.release(held.pop(count % len(held)))
+        pool.check(held)
+        assert pool.largest_hole == BlockPool.largest_hole.fget(pool)

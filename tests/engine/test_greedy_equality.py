@@ -32,6 +32,23 @@ CONFIGS = {
     "small pool, prefix cache": {"num_blocks": 40, "block_size": 8, "chunk_size": 32},
     "static batches": {"policy": "static", "max_running": 8},
     "blocks of one token": {"block_size": 1, "num_blocks": 8192},
+    "small pool, swap": {"num_blocks": 40, "block_size": 8, "chunk_size": 32, "preemption": "swap"},
+    "small pool, swap, no prefix cache": {
+        "num_blocks": 40,
+        "block_size": 8,
+        "chunk_size": 32,
+        "preemption": "swap",
+        "prefix_cache": False,
+    },
+    "first fit": {"allocator": "first-fit", "num_blocks": 60, "block_size": 8, "prefix_cache": False},
+    "reserve": {
+        "allocator": "reserve",
+        "num_blocks": 120,
+        "block_size": 8,
+        "max_model_len": 200,
+        "prefix_cache": False,
+    },
+    "no KV cache": {"kv_cache": False, "prefix_cache": False, "token_budget": 512, "max_running": 4},
 }
 
 
@@ -52,9 +69,9 @@ def test_all_together(case, name):
     preemptions = sum(e.preemptions for e in events if isinstance(e, Finished))
     assert (preemptions > 0) == name.startswith("small pool")
     hits = sum(e.cached_tokens for e in events if isinstance(e, Finished))
-    assert (hits > 0) == (
-        (CONFIGS[name].get("prefix_cache", True) and name != "static batches") or name == "static batches"
-    )
+    assert (hits > 0) == CONFIGS[name].get("prefix_cache", True)
+    swaps = [op for e in events if isinstance(e, Step) for op in e.ops if op[0] in ("swap_out", "swap_in")]
+    assert bool(swaps) == ("swap" in name)
 
 
 def test_random_arrival_and_aborts_of_a_third(case):

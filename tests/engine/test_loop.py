@@ -1,6 +1,7 @@
 """The engine in its thread, seen from asyncio."""
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from backend.engine.config import ConfigError
 from backend.engine.engine import NotIdle, Refused
 from backend.engine.loop import EngineLoop
-from backend.events import Fault
+from backend.events import Fault, Step
 from tests.engine.stub import alone, greedy, prompt, stub_engine
 
 
@@ -110,3 +111,27 @@ async def test_stopping_ends_open_streams():
         task = asyncio.create_task(collect(stream))
         await asyncio.sleep(0)
     assert (await task)[-1].finish_reason == "abort"
+
+
+async def test_what_is_sent_while_steps_are_held_starts_together():
+    async with serving(max_running=8) as loop:
+        assert await loop.hold(30.0) == 0
+        streams = [(await loop.submit(prompt(10, i), greedy(6), id=str(i)))[0] for i in range(5)]
+        assert await loop.call(lambda engine: engine.steps) == 0
+        await loop.hold(0)
+        for i, stream in enumerate(streams):
+            deltas = await collect(stream)
+            assert [t for d in deltas for t in d.token_ids] == alone(prompt(10, i), 6)
+        steps = [event for event in loop.events if isinstance(event, Step)]
+        assert len(steps[0].prefill) == 5 and len(steps) == 6
+
+
+async def test_a_hold_can_begin_later_and_ends_by_itself():
+    async with serving() as loop:
+        await loop.hold(0.2, at_step=4)
+        (stream,) = await loop.submit(prompt(10), greedy(8), id="a")
+        await loop.submit(prompt(10), greedy(8), id="b")
+        await collect(stream)
+        steps = [event for event in loop.events if isinstance(event, Step)]
+        pauses = [b.t - b.step_s - a.t for a, b in itertools.pairwise(steps)]
+        assert pauses[3] >= 0.15 and sum(pauses) - pauses[3] < 0.15

@@ -405,6 +405,11 @@ def test_switches_apply_when_idle_and_say_so_otherwise():
         ({"block_size": "16"}, "block_size"),
         ({"policy": "greedy"}, "greedy"),
         ({"token_budget": 8}, "token_budget"),
+        ({"allocator": "reserve"}, "switch prefix_cache off"),
+        ({"allocator": "first-fit", "preemption": "swap"}, "switch prefix_cache off"),
+        ({"kv_cache": False}, "prefix_cache must be off"),
+        ({"kv_cache": False, "prefix_cache": False, "preemption": "swap"}, "preemption must be recompute"),
+        ({"kv_cache": False, "prefix_cache": False}, r"token_budget \(2048\) must be at least max_model_len \(8192\)"),
     ],
 )
 def test_a_switch_that_cannot_be_is_refused_by_name(changes, says):
@@ -413,6 +418,45 @@ def test_a_switch_that_cannot_be_is_refused_by_name(changes, says):
     with pytest.raises(ConfigError, match=says):
         engine.configure(changes)
     assert engine.config == before
+
+
+def test_memory_in_one_piece_admits_as_many_as_it_has_pieces():
+    """Eight blocks: the longest answer may take four of them, these take two."""
+    config = {"num_blocks": 8, "block_size": 4, "max_model_len": 16, "prefix_cache": False}
+    most = {}
+    for allocator in ("reserve", "first-fit", "paged"):
+        engine, _ = stub_engine(allocator=allocator, **config)
+        requests = [submit(engine, 3, seed=i, max_tokens=5) for i in range(6)]
+        engine.step()
+        most[allocator] = len(engine.scheduler.running)
+        run(engine)
+        assert [r.tokens[3:] for r in requests] == [alone(prompt(3, i), 5) for i in range(6)]
+    assert most == {"reserve": 2, "first-fit": 4, "paged": 6}
+
+
+def test_a_swapped_request_goes_on_where_it_was():
+    engine, events = stub_engine(block_size=4, num_blocks=7, max_running=2, preemption="swap", prefix_cache=False)
+    first, second = submit(engine, 8, seed=1, max_tokens=16), submit(engine, 8, seed=2, max_tokens=16)
+    said = run(engine)
+    assert [ids(said[r.number]) for r in (first, second)] == [alone(prompt(8, i), 16) for i in (1, 2)]
+    ops = [op[:2] for step in of(events, Step) for op in step.ops]
+    assert ops.count(["swap_out", second.number]) == ops.count(["swap_in", second.number]) > 0
+    assert sum(f.recomputed_tokens for f in of(events, Finished)) == 0
+    assert sum(n for s in of(events, Step) for _, n, _ in s.prefill) == 16 + ops.count(["swap_in", second.number])
+    moved = [step for step in of(events, Step) if step.swap_bytes]
+    assert len(moved) == 2 * ops.count(["swap_in", second.number]) and all(step.move_s > 0 for step in moved)
+
+
+def test_an_abort_forgets_what_was_swapped_out():
+    engine, _ = stub_engine(block_size=4, num_blocks=7, max_running=2, preemption="swap", prefix_cache=False)
+    submit(engine, 8, seed=1, max_tokens=16)
+    second = submit(engine, 8, seed=2, max_tokens=16)
+    while not second.swapped:
+        engine.step()
+    assert second.saved and not second.table
+    engine.abort(second.number)
+    run(engine)
+    assert engine.pool.used_count == 0
 
 
 def test_an_idle_engine_has_nothing_to_do():

@@ -65,9 +65,30 @@ def live(engine, events, steps, seed):
 @pytest.mark.parametrize(
     "seed, steps, config",
     [
-        (1, 14_000, {"num_blocks": 24, "block_size": 4, "max_running": 6, "token_budget": 24, "chunk_size": 7}),
+        (1, 10_000, {"num_blocks": 24, "block_size": 4, "max_running": 6, "token_budget": 24, "chunk_size": 7}),
         (2, 3_000, {"num_blocks": 24, "block_size": 4, "max_running": 6, "token_budget": 24, "prefix_cache": False}),
         (3, 3_000, {"num_blocks": 80, "block_size": 1, "max_running": 4, "token_budget": 9, "chunk_size": 3}),
+        (4, 3_000, {"num_blocks": 24, "block_size": 4, "max_running": 6, "chunk_size": 7, "preemption": "swap"}),
+        (
+            5,
+            2_000,
+            {
+                "num_blocks": 24,
+                "block_size": 4,
+                "max_running": 6,
+                "chunk_size": 7,
+                "preemption": "swap",
+                "prefix_cache": False,
+                "policy": "static",
+            },
+        ),
+        (
+            6,
+            2_000,
+            {"num_blocks": 40, "block_size": 4, "chunk_size": 7, "prefix_cache": False, "allocator": "first-fit"},
+        ),
+        (7, 2_000, {"num_blocks": 50, "block_size": 4, "chunk_size": 7, "prefix_cache": False, "allocator": "reserve"}),
+        (8, 2_000, {"max_running": 6, "token_budget": 90, "prefix_cache": False, "kv_cache": False}),
     ],
 )
 def test_a_small_pool_under_random_life(seed, steps, config):
