@@ -20,27 +20,41 @@ class Kernels:
 
     attention: str = "auto"  # native | reference: attention of single tokens
     linear: str = "auto"  # packed | plain: linear layers
+    fusion: str = "auto"  # fused | plain: norms, gated MLPs and attention projections in one operation each
 
 
-VALUES = {"attention": ("auto", "native", "reference"), "linear": ("auto", "packed", "plain")}
+VALUES = {
+    "attention": ("auto", "native", "reference"),
+    "linear": ("auto", "packed", "plain"),
+    "fusion": ("auto", "fused", "plain"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     native_attention: bool
     packed_linear: bool
+    fused: bool
     reason: str  # why a kernel that was left to us is not used; "" when there is nothing to say
 
     def apply(self, model: torch.nn.Module) -> list[str]:
-        """Packs the model's linear layers if they are to be, and says in plain words what computes."""
-        packed = 0
+        """Replaces the model's layers that are to be replaced, and says in plain words what computes."""
+        packed = fused = 0
+        if self.fused:
+            from backend.engine.native.fused import fuse
+
+            fused = fuse(model)
         if self.packed_linear:
             from backend.engine.native.linear import pack_linears
 
             packed = pack_linears(model)
-        used = ["packed weights"] * (packed > 0) + ["native paged attention"] * self.native_attention
+        used = (
+            ["packed weights"] * (packed > 0)
+            + ["fused layers"] * (fused > 0)
+            + ["native paged attention"] * self.native_attention
+        )
         if used:
-            return [f"{' and '.join(used)}, compiled here for this CPU"]
+            return [f"{', '.join(used)}: compiled here for this CPU"]
         return [f"reference kernels: {self.reason}"] if self.reason else []
 
 
@@ -49,15 +63,17 @@ def choose(wanted: Kernels, loaded: LoadedModel) -> Chosen:
     for switch, values in VALUES.items():
         if getattr(wanted, switch) not in values:
             raise ConfigError(f"{switch} '{getattr(wanted, switch)}': one of {', '.join(values)}", switch)
-    if wanted.attention == "reference" and wanted.linear == "plain":
-        return Chosen(False, False, "as asked for")
+    # Fused layers are made of packed weights: whoever asks for plain ones gets no others by the way.
+    fusion = "plain" if (wanted.fusion, wanted.linear) == ("auto", "plain") else wanted.fusion
+    if (wanted.attention, wanted.linear, fusion) == ("reference", "plain", "plain"):
+        return Chosen(False, False, False, "as asked for")
     reason = _obstacle(loaded)
-    for switch, name in (("attention", "native"), ("linear", "packed")):
+    for switch, name in (("attention", "native"), ("linear", "packed"), ("fusion", "fused")):
         if reason and getattr(wanted, switch) == name:
             raise ConfigError(f"{switch} '{name}' cannot be had: {reason}", switch)
     if reason:
-        return Chosen(False, False, reason if loaded.device.type == "cpu" else "")
-    return Chosen(wanted.attention != "reference", wanted.linear != "plain", "as asked for")
+        return Chosen(False, False, False, reason if loaded.device.type == "cpu" else "")
+    return Chosen(wanted.attention != "reference", wanted.linear != "plain", fusion != "plain", "as asked for")
 
 
 def _obstacle(loaded: LoadedModel) -> str:

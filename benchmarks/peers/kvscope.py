@@ -23,8 +23,8 @@ def main() -> None:
     torch.set_num_threads(order["threads"])  # whatever loading set: all engines get the same
     at_once = max(len(job["requests"]) for job in order["jobs"])
     switches = {"max_running": max(64, at_once), **order.get("options", {})}
-    # attention: native or reference, linear: packed or plain; else what `serve` would take.
-    kernels = Kernels(**{name: switches.pop(name) for name in ("attention", "linear") if name in switches})
+    # attention: native or reference, linear: packed or plain, fusion: fused or plain; else what `serve` would take.
+    kernels = Kernels(**{name: switches.pop(name) for name in ("attention", "linear", "fusion") if name in switches})
     engine = build(loaded, switches, events.append, kernels)
     ready = {"engine": "KVScope", "version": transformers.__version__, "torch": str(torch.__version__)}
     ready |= {"threads": torch.get_num_threads(), "options": order.get("options", {})}

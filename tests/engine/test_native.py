@@ -17,7 +17,7 @@ from backend.engine.config import ConfigError
 from backend.engine.kernels import Kernels, choose
 from backend.engine.kv_cache import KVCache
 from backend.engine.native import __main__ as command
-from backend.engine.native import build
+from backend.engine.native import build, fused
 from backend.engine.native.linear import PackedLinear, pack_linears
 from backend.engine.request import SamplingParams
 from backend.engine.self_check import reference_logits, self_check
@@ -111,12 +111,16 @@ def test_tables_that_point_out_of_the_pool_are_refused(kernels):
 COUNT, NEW = 16, 12
 
 
-@pytest.fixture(scope="module")
-def case(kernels):
+@pytest.fixture(scope="module", params=[False, True], ids=["packed", "fused"])
+def case(kernels, request):
     texts = prompts(COUNT, 90, 512, shared=70)
     loaded = load_tiny()
     want = [reference(loaded, text, NEW) for text in texts]
-    assert pack_linears(loaded.model) == 15  # seven a layer, and the head
+    if request.param:
+        assert fused.fuse(loaded.model) == 9  # two norms, MLP and attention a layer, and the last norm
+        assert pack_linears(loaded.model) == 1  # the head
+    else:
+        assert pack_linears(loaded.model) == 15  # seven a layer, and the head
     return loaded, texts, want
 
 
@@ -147,6 +151,70 @@ def test_every_family_passes_its_check_with_them(kernels, name):
     packed = pack_linears(loaded.model)
     assert (packed == 0) == all(type(m) is not nn.Linear for m in load_tiny(FAMILIES[name]).model.modules())
     self_check(loaded, expected, native_attention=True)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_passes_its_check_with_what_can_be_fused(kernels, name):
+    loaded = load_tiny(FAMILIES[name])
+    expected = reference_logits(loaded)
+    count = fused.fuse(loaded.model)
+    pack_linears(loaded.model)
+    self_check(loaded, expected, native_attention=True)
+    if name.startswith(("llama", "mistral", "qwen2")):
+        assert count
+
+
+def test_a_module_that_only_looks_like_one_stays(kernels):
+    class ShiftedRMSNorm(nn.Module):
+        """Gemma's: the weight is what is added to 1."""
+
+        def __init__(self, width: int):
+            super().__init__()
+            self.weight, self.variance_epsilon = nn.Parameter(torch.full((width,), 0.1)), 1e-6
+
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon) * (1 + self.weight)
+
+    class GeluMLP(nn.Module):
+        def __init__(self, width: int):
+            super().__init__()
+            self.gate_proj, self.up_proj = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+            self.down_proj = nn.Linear(2 * width, width, bias=False)
+
+        def forward(self, x):
+            return self.down_proj(nn.functional.gelu(self.gate_proj(x)) * self.up_proj(x))
+
+    model = nn.ModuleDict({"norm": ShiftedRMSNorm(16), "mlp": GeluMLP(16)})
+    assert fused.fuse(model) == 0
+    assert model.mlp.down_proj.weight is not None
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(0, 70), width=st.sampled_from([8, 24, 576]), seed=st.integers(0, 9))
+def test_a_fused_norm_is_a_norm(kernels, rows, width, seed):
+    torch.manual_seed(seed)
+    x, weight = torch.randn(2, rows, width) * 3, torch.randn(width)
+    want = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    close(torch.ops.kvscope.rms_norm(x, weight, 1e-5), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(0, 40), width=st.integers(1, 40), inner=st.sampled_from([8, 24, 120]), seed=st.integers(0, 9))
+def test_a_fused_mlp_is_an_mlp(kernels, rows, width, inner, seed):
+    torch.manual_seed(seed)
+    x, gate, up, down = (torch.randn(*s) for s in ((rows, width), (inner, width), (inner, width), (width, inner)))
+    pack = torch.ops.kvscope.pack
+    got = torch.ops.kvscope.gated_mlp(x, pack(torch.cat([gate, up])), pack(down), inner)
+    x, gate, up, down = (t.double() for t in (x, gate, up, down))
+    close(got, nn.functional.silu(x @ gate.T) * (x @ up.T) @ down.T)
+
+
+def test_a_slot_out_of_the_pool_is_refused(kernels):
+    x, packed, angle = torch.zeros(1, 8), torch.ops.kvscope.pack(torch.zeros(48, 8)), torch.zeros(1, 16)
+    for slot in (-1, 32):
+        with pytest.raises(RuntimeError, match="is not in the pool"):
+            k, v = torch.zeros(32, 1, 16), torch.zeros(32, 1, 16)
+            torch.ops.kvscope.project(x, packed, None, angle, angle, torch.tensor([slot]), k, v)
 
 
 def test_a_wrongly_packed_weight_is_found_before_it_serves(kernels):
@@ -210,11 +278,12 @@ def hello(folder, kernels: Kernels, dtype: str = "float32") -> Hello:
 
 def test_the_hello_says_what_computes(kernels, tiny_folder):
     both = hello(tiny_folder, Kernels())
-    assert both.model.notes[-1] == "packed weights and native paged attention, compiled here for this CPU"
+    assert both.model.notes[-1] == "packed weights, fused layers, native paged attention: compiled here for this CPU"
     neither = hello(tiny_folder, Kernels("reference", "plain"))
     assert neither.model.notes[-1] == "reference kernels: as asked for"
-    assert hello(tiny_folder, Kernels("native", "plain")).model.notes[-1].startswith("native paged attention, compiled")
-    assert hello(tiny_folder, Kernels("reference", "packed")).model.notes[-1].startswith("packed weights, compiled")
+    assert hello(tiny_folder, Kernels("native", "plain")).model.notes[-1].startswith("native paged attention: compiled")
+    packed = hello(tiny_folder, Kernels("reference", "packed", "plain"))
+    assert packed.model.notes[-1].startswith("packed weights: compiled")
     assert both.model.parameters == neither.model.parameters
     assert both.model.step_weight_bytes == neither.model.step_weight_bytes
     half = hello(tiny_folder, Kernels(), "bfloat16").model.notes[-1]
@@ -225,7 +294,7 @@ def test_without_them_the_engine_serves_and_says_why(monkeypatch, tiny_folder):
     monkeypatch.setattr(native, "load", lambda: "no C++ compiler was found; `make run` builds them with g++")
     assert hello(tiny_folder, Kernels()).model.notes[-1].startswith("reference kernels: no C++ compiler was found")
     loaded = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
-    for wanted in (Kernels(attention="native"), Kernels(linear="packed")):
+    for wanted in (Kernels(attention="native"), Kernels(linear="packed"), Kernels(fusion="fused")):
         with pytest.raises(ConfigError, match="cannot be had: no C.. compiler was found; `make run`"):
             choose(wanted, loaded)
     with pytest.raises(ConfigError, match="attention 'fast': one of auto, native, reference"):

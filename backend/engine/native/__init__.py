@@ -1,4 +1,4 @@
-"""Kernels in C++ for the CPU: torch.ops.kvscope.{pack, linear, paged_decode}. The engine works without them, slower."""
+"""Kernels in C++ for the CPU: torch.ops.kvscope.*. The engine works without them, slower."""
 
 from __future__ import annotations
 

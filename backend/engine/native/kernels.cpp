@@ -1,5 +1,5 @@
-// Two float32 operators for the CPU: a linear layer with packed weights, and attention of single tokens over the paged
-// pool, read in place. Eight floats at a time through the compiler's vector extensions, so one source serves AVX2,
+// Float32 operators for the CPU: linear layers with packed weights, alone and with what stands around them (norm, gated
+// MLP, projections for attention), and attention of single tokens over the paged pool, read in place. Eight floats at a time through the compiler's vector extensions, so one source serves AVX2,
 // AVX-512 and NEON. Registered as torch.ops.kvscope.*, which needs no Python at compile time.
 
 #include <ATen/Parallel.h>
@@ -158,42 +158,153 @@ at::Tensor pack(const at::Tensor& weight) {  // [N, K] -> [ceil(N / 16), K, 16]
   return packed;
 }
 
+// Packed weights and bias of N outputs, checked against the K inputs that they are for.
+struct Weights {
+  const float *w, *bias;
+  int64_t K, N;
+
+  Weights(const at::Tensor& packed, const std::optional<at::Tensor>& b, int64_t K, int64_t N, const char* who)
+      : w(nullptr), bias(nullptr), K(K), N(N) {
+    TORCH_CHECK(packed.dim() == 3 && packed.size(2) == PANEL && packed.size(0) == (N + PANEL - 1) / PANEL &&
+                    packed.size(1) == K && packed.is_contiguous() && packed.scalar_type() == at::kFloat,
+                who, ": weights packed as ", packed.sizes(), " do not fit ", K, " inputs and ", N, " outputs");
+    w = packed.const_data_ptr<float>();
+    if (b.has_value() && b->defined()) {
+      TORCH_CHECK(b->dim() == 1 && b->size(0) == N && b->is_contiguous() && b->scalar_type() == at::kFloat, who,
+                  ": bias must be float32 [", N, "]");
+      bias = b->const_data_ptr<float>();
+    }
+  }
+
+  void multiply(const float* from, int64_t M, float* to) const {  // [M, K] -> [M, N]
+    if (M * N == 0) return;
+    const int64_t panels = (N + PANEL - 1) / PANEL, blocks = std::max<int64_t>(1, (K + BLOCK - 1) / BLOCK);
+    const int64_t together = std::max<int64_t>(ROWS, X_FLOATS / std::max<int64_t>(K, 1) / ROWS * ROWS);
+    const int64_t grain = std::max<int64_t>(1, MULTIPLICATIONS / std::max<int64_t>(1, M * K * PANEL));
+    at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t first = 0; first < M; first += together) {
+        const int64_t count = std::min(together, M - first), tiles = (count + ROWS - 1) / ROWS;
+        for (int64_t p = begin; p < end; ++p)
+          for (int64_t i = 0, k = 0; i < blocks; ++i) {
+            const int64_t length = (K - k + blocks - i - 1) / (blocks - i);
+            const Block block{w + (p * K + k) * PANEL, bias ? bias + p * PANEL : nullptr, length, K,
+                              std::min(PANEL, N - p * PANEL), N, i == 0};
+            for (int64_t t = 0, m = first; t < tiles; ++t) {  // tiles of like height: 7 rows are 4 and 3, not 6 and 1
+              const int64_t height = (first + count - m + tiles - t - 1) / (tiles - t);
+              some_rows(height, from + m * K + k, block, to + m * N + p * PANEL);
+              m += height;
+            }
+            k += length;
+          }
+      }
+    });
+  }
+};
+
+at::Tensor float_rows(const at::Tensor& x, const char* who) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() >= 1, who, ": x must be float32, not ", x.toString());
+  return x.contiguous();
+}
+
+at::Tensor like(const at::Tensor& x, int64_t last) {  // [..., K] -> room for [..., last]
+  auto shape = x.sizes().vec();
+  shape.back() = last;
+  return at::empty(shape, x.options());
+}
+
 // x [..., K], packed [ceil(N / 16), K, 16], bias [N] or none -> [..., N]
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias, int64_t N) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() >= 1, "linear: x must be float32, not ", x.toString());
-  TORCH_CHECK(packed.dim() == 3 && packed.size(2) == PANEL && packed.size(0) == (N + PANEL - 1) / PANEL &&
-                  packed.size(1) == x.size(-1) && packed.is_contiguous() && packed.scalar_type() == at::kFloat,
-              "linear: weights packed as ", packed.sizes(), " do not fit x ", x.sizes(), " and ", N, " outputs");
-  const bool biased = bias.has_value() && bias->defined();
-  TORCH_CHECK(!biased || (bias->dim() == 1 && bias->size(0) == N && bias->is_contiguous() &&
-                          bias->scalar_type() == at::kFloat), "linear: bias must be float32 [", N, "]");
-  at::Tensor input = x.contiguous();
-  auto shape = input.sizes().vec();
-  shape.back() = N;
-  at::Tensor output = at::empty(shape, input.options());
-  if (output.numel() == 0) return output;
-  const int64_t K = packed.size(1), M = output.numel() / N, panels = packed.size(0);
-  const int64_t blocks = std::max<int64_t>(1, (K + BLOCK - 1) / BLOCK);
-  const float *from = input.const_data_ptr<float>(), *w = packed.const_data_ptr<float>();
-  const float* b = biased ? bias->const_data_ptr<float>() : nullptr;
+  at::Tensor input = float_rows(x, "linear"), output = like(input, N);
+  const Weights weights(packed, bias, input.size(-1), N, "linear");
+  if (output.numel() > 0) weights.multiply(input.const_data_ptr<float>(), output.numel() / N, output.mutable_data_ptr<float>());
+  return output;
+}
+
+// ---- what stands around linear layers ---------------------------------------------------------------------------------
+
+constexpr int64_t ROWS_A_THREAD = 16;  // fewer are not worth waking one
+
+// x [..., D], weight [D] -> x / sqrt(mean(x^2) + eps) * weight
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  at::Tensor input = float_rows(x, "rms_norm"), output = at::empty_like(input);
+  const int64_t D = input.size(-1);
+  TORCH_CHECK(weight.dim() == 1 && weight.size(0) == D && weight.scalar_type() == at::kFloat && weight.is_contiguous() &&
+                  D % 8 == 0, "rms_norm: weight must be float32 [", D, "], a multiple of 8");
+  const float *from = input.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
-  const int64_t together = std::max<int64_t>(ROWS, X_FLOATS / std::max<int64_t>(K, 1) / ROWS * ROWS);
-  const int64_t grain = std::max<int64_t>(1, MULTIPLICATIONS / std::max<int64_t>(1, M * K * PANEL));
-  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < M; first += together) {
-      const int64_t count = std::min(together, M - first), tiles = (count + ROWS - 1) / ROWS;
-      for (int64_t p = begin; p < end; ++p)
-        for (int64_t i = 0, k = 0; i < blocks; ++i) {
-          const int64_t length = (K - k + blocks - i - 1) / (blocks - i);
-          const Block block{w + (p * K + k) * PANEL, b ? b + p * PANEL : nullptr, length, K,
-                            std::min(PANEL, N - p * PANEL), N, i == 0};
-          for (int64_t t = 0, m = first; t < tiles; ++t) {  // tiles of like height: 7 rows are 4 and 3, not 6 and 1
-            const int64_t height = (first + count - m + tiles - t - 1) / (tiles - t);
-            some_rows(height, from + m * K + k, block, to + m * N + p * PANEL);
-            m += height;
-          }
-          k += length;
-        }
+  at::parallel_for(0, input.numel() / D, ROWS_A_THREAD, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      const float* row = from + m * D;
+      v8 squares = splat(0.f);
+      for (int64_t d = 0; d < D; d += 8) squares += load8(row + d) * load8(row + d);
+      const v8 factor = splat(1.f / std::sqrt(sum8(squares) / D + (float)eps));
+      for (int64_t d = 0; d < D; d += 8) store8(to + m * D + d, load8(w + d) * (load8(row + d) * factor));
+    }
+  });
+  return output;
+}
+
+// down(silu(gate(x)) * up(x)). gate_up: both packed as one, gate first; inner: outputs of each.
+at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_up, const at::Tensor& down, int64_t inner) {
+  at::Tensor input = float_rows(x, "gated_mlp"), output = at::empty_like(input);
+  const int64_t D = input.size(-1), M = input.numel() / D;
+  TORCH_CHECK(inner % 8 == 0, "gated_mlp: ", inner, " is no multiple of 8");
+  const Weights first(gate_up, std::nullopt, D, 2 * inner, "gated_mlp"), second(down, std::nullopt, inner, D, "gated_mlp");
+  at::Tensor both = at::empty({M, 2 * inner}, input.options()), product = at::empty({M, inner}, input.options());
+  first.multiply(input.const_data_ptr<float>(), M, both.mutable_data_ptr<float>());
+  const float* from = both.const_data_ptr<float>();
+  float* to = product.mutable_data_ptr<float>();
+  at::parallel_for(0, M, ROWS_A_THREAD, [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m)
+      for (int64_t j = 0; j < inner; j += 8) {
+        const v8 gate = load8(from + m * 2 * inner + j);
+        store8(to + m * inner + j, gate / (splat(1.f) + exp8(-gate)) * load8(from + (2 * m + 1) * inner + j));
+      }
+  });
+  second.multiply(to, M, output.mutable_data_ptr<float>());
+  return output;
+}
+
+// Rotary embedding of one head in place, its first half against its second.
+inline void rotate(float* head, int64_t size, const float* cos, const float* sin) {
+  const int64_t half = size / 2;
+  for (int64_t d = 0; d < half; d += 8) {
+    const v8 a = load8(head + d), b = load8(head + half + d);
+    store8(head + d, a * load8(cos + d) - b * load8(sin + d));
+    store8(head + half + d, b * load8(cos + half + d) + a * load8(sin + half + d));
+  }
+}
+
+// x [T, K], packed: the projections to queries, keys and values as one. Queries and keys are rotated (cos, sin [T, size]);
+// keys and values go to their slots of the pool (k, v [slots, kv_heads, size]) -> [T, heads + 2 kv_heads, size]
+at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                   const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& slots, at::Tensor k, at::Tensor v) {
+  at::Tensor input = float_rows(x, "project");
+  const int64_t T = input.size(0), kv_heads = k.size(1), size = k.size(2);
+  TORCH_CHECK(input.dim() == 2 && k.dim() == 3 && k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous() &&
+                  k.scalar_type() == at::kFloat && v.scalar_type() == at::kFloat && size % 16 == 0,
+              "project: x must be [T, K], K and V float32 [slots, kv_heads, size], size a multiple of 16");
+  TORCH_CHECK(slots.dim() == 1 && slots.size(0) == T && slots.scalar_type() == at::kLong && slots.is_contiguous(),
+              "project: slots must be int64 [T]");
+  for (const at::Tensor* angle : {&cos, &sin})
+    TORCH_CHECK(angle->dim() == 2 && angle->size(0) == T && angle->size(1) == size && angle->is_contiguous() &&
+                    angle->scalar_type() == at::kFloat, "project: cos and sin must be float32 [T, ", size, "]");
+  const int64_t heads = packed.size(0) * PANEL / size - 2 * kv_heads, width = (heads + 2 * kv_heads) * size;
+  TORCH_CHECK(heads > 0, "project: no room for queries");
+  const Weights weights(packed, bias, input.size(1), width, "project");
+  at::Tensor output = at::empty({T, heads + 2 * kv_heads, size}, input.options());
+  float* rows = output.mutable_data_ptr<float>();
+  weights.multiply(input.const_data_ptr<float>(), T, rows);
+  float *keys = k.mutable_data_ptr<float>(), *values = v.mutable_data_ptr<float>();
+  const float *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+  const int64_t *slot = slots.const_data_ptr<int64_t>(), pool = k.size(0), one = kv_heads * size;
+  for (int64_t t = 0; t < T; ++t) TORCH_CHECK(slot[t] >= 0 && slot[t] < pool, "project: slot ", slot[t], " is not in the pool");
+  at::parallel_for(0, T, ROWS_A_THREAD, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = rows + t * width;
+      for (int64_t h = 0; h < heads + kv_heads; ++h) rotate(row + h * size, size, c + t * size, s + t * size);
+      std::memcpy(keys + slot[t] * one, row + heads * size, sizeof(float) * one);
+      std::memcpy(values + slot[t] * one, row + (heads + kv_heads) * size, sizeof(float) * one);
     }
   });
   return output;
@@ -393,11 +504,18 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
 TORCH_LIBRARY(kvscope, m) {
   m.def("pack(Tensor weight) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("gated_mlp(Tensor x, Tensor gate_up, Tensor down, int inner) -> Tensor");
+  m.def("project(Tensor x, Tensor packed, Tensor? bias, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) k, "
+        "Tensor(b!) v) -> Tensor");
   m.def("paged_decode(Tensor q, Tensor k, Tensor v, Tensor tables, Tensor lengths, int block_size, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(kvscope, CPU, m) {
   m.impl("pack", &pack);
   m.impl("linear", &linear);
+  m.impl("rms_norm", &rms_norm);
+  m.impl("gated_mlp", &gated_mlp);
+  m.impl("project", &project);
   m.impl("paged_decode", &paged_decode);
 }

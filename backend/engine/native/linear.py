@@ -27,6 +27,11 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+def release(plain: nn.Linear) -> None:
+    """Its weight is in memory a second time now."""
+    plain.weight, plain.bias = None, None
+
+
 @torch.no_grad()
 def pack_linears(model: nn.Module) -> int:
     """Replaces the model's float32 nn.Linear modules, one after another, and returns how many.
@@ -42,7 +47,7 @@ def pack_linears(model: nn.Module) -> int:
                 continue
             if id(child) not in packed:
                 packed[id(child)] = PackedLinear(child)
-                child.weight, child.bias = None, None
+                release(child)
                 kept.append(child)
             setattr(parent, name, packed[id(child)])
     return len(packed)

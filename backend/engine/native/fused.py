@@ -1,0 +1,173 @@
+"""Norms, gated MLPs and attention projections of a transformers model as one compiled operation each.
+
+A module is replaced only when its replacement computes the same on random input: class names say too little, and code
+changes with versions. What is not known, or answers otherwise, stays as it is. Float32 on the CPU, inference only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from backend.engine import attention
+from backend.engine.kv_cache import KVCache
+from backend.engine.native.linear import PackedLinear, release
+
+ROWS = 5  # of the random input
+TOLERANCE = 1e-4  # of the largest number in the answer
+ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention")  # nothing between projection and rotation
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, plain: nn.Module):
+        super().__init__()
+        self.weight = plain.weight
+        self.eps = float(plain.variance_epsilon)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.kvscope.rms_norm(x, self.weight, self.eps)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x))"""
+
+    def __init__(self, plain: nn.Module):
+        super().__init__()
+        self.inner = plain.gate_proj.out_features
+        self.register_buffer("gate_up", _packed(plain.gate_proj, plain.up_proj), persistent=False)
+        self.register_buffer("down", _packed(plain.down_proj), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.kvscope.gated_mlp(x, self.gate_up, self.down, self.inner)
+
+
+class Attention(nn.Module):
+    """The projections as one, rotated and written to the pool by it; attention itself is the engine's."""
+
+    def __init__(self, plain: nn.Module):
+        super().__init__()
+        projections = plain.q_proj, plain.k_proj, plain.v_proj
+        self.layer_idx, self.scaling, self.head_dim = plain.layer_idx, plain.scaling, plain.head_dim
+        self.sliding_window = getattr(plain, "sliding_window", getattr(plain.config, "sliding_window", None))
+        self.heads, self.kv_heads = (p.out_features // plain.head_dim for p in projections[:2])
+        self.register_buffer("packed", _packed(*projections), persistent=False)
+        biases = [p.bias for p in projections if p.bias is not None]
+        self.register_buffer("bias", torch.cat(biases).detach() if len(biases) == 3 else None, persistent=False)
+        self.o_proj = PackedLinear(plain.o_proj)
+
+    def forward(self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_):
+        step = attention.current()
+        template = hidden_states.new_empty(1, self.kv_heads, 0, self.head_dim)
+        keys, values = step.cache.layer(self.layer_idx, template, template)
+        cos, sin = (x[0].contiguous() for x in position_embeddings)
+        rows = torch.ops.kvscope.project(
+            hidden_states[0], self.packed, self.bias, cos, sin, step.slots, keys, values
+        ).transpose(0, 1)[None]
+        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        out, _ = attention.attend(self, q, k, v, scaling=self.scaling, sliding_window=self.sliding_window, written=True)
+        return self.o_proj(out.flatten(2)), None
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module) -> int:
+    """Replaces what can be replaced, one module after another, and returns how many. Before linear layers are packed.
+
+    The engine's attention is put under a transformers model, as replacements are compared on it.
+    """
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(attention.NAME)
+    found = [(parent, name, child) for parent in list(model.modules()) for name, child in parent.named_children()]
+    replaced = 0
+    for parent, name, child in found:
+        replacement = _replacement(child)
+        if replacement is None:
+            continue
+        for module in child.modules():
+            if type(module) is nn.Linear:
+                release(module)
+        setattr(parent, name, replacement)
+        replaced += 1
+    return replaced
+
+
+def _replacement(plain: nn.Module) -> nn.Module | None:
+    """What computes the same as `plain`, or None."""
+    for fits, fused, same in (
+        (_is_norm, RMSNorm, _same_rows),
+        (_is_gated_mlp, GatedMLP, _same_rows),
+        (_is_attention, Attention, _same_attention),
+    ):
+        if fits(plain):
+            try:
+                made = fused(plain)
+                return made if same(plain, made) else None
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                return None  # another signature, another layout: not what it looked like
+    return None
+
+
+def _is_norm(plain: nn.Module) -> bool:
+    weight = getattr(plain, "weight", None)
+    return (
+        type(plain).__name__.endswith("RMSNorm")
+        and hasattr(plain, "variance_epsilon")
+        and isinstance(weight, torch.Tensor)
+        and _plain_floats(weight)
+        and weight.dim() == 1
+        and len(weight) % 8 == 0
+    )
+
+
+def _is_gated_mlp(plain: nn.Module) -> bool:
+    parts = [getattr(plain, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    return (
+        all(type(part) is nn.Linear and part.bias is None and _plain_floats(part.weight) for part in parts)
+        and parts[0].weight.shape == parts[1].weight.shape == parts[2].weight.shape[::-1]
+        and parts[0].out_features % 8 == 0
+    )
+
+
+def _is_attention(plain: nn.Module) -> bool:
+    parts = [getattr(plain, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    return (
+        type(plain).__name__ in ATTENTIONS
+        and all(type(part) is nn.Linear and _plain_floats(part.weight) for part in parts)
+        and len({part.bias is None for part in parts[:3]}) == 1
+        and plain.head_dim % 16 == 0
+    )
+
+
+def _plain_floats(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def _same_rows(plain: nn.Module, fused: nn.Module) -> bool:
+    width = fused.weight.shape[0] if isinstance(fused, RMSNorm) else plain.gate_proj.in_features
+    x = _random(1, ROWS, width)
+    return _close(plain(x), fused(x))
+
+
+def _same_attention(plain: nn.Module, fused: Attention) -> bool:
+    """The same answers, and the same K and V in the pool."""
+    x, angles = _random(1, ROWS, plain.q_proj.in_features), _random(1, ROWS, plain.head_dim // 2)
+    angles = torch.cat([angles, angles], -1)
+    slots = torch.arange(1, ROWS + 1)
+    told = []
+    for module in (plain, fused):
+        step = attention.Step(KVCache(2, ROWS, x.device), slots, [], [attention.Span(0, ROWS, 0, slots)])
+        with attention.active(step):
+            out = module(hidden_states=x, position_embeddings=(angles.cos(), angles.sin()), attention_mask=None)[0]
+        told.append((out, *step.cache.layers[plain.layer_idx]))
+    return all(_close(a, b) for a, b in zip(*told, strict=True))
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _close(want: torch.Tensor, got: torch.Tensor) -> bool:
+    return want.shape == got.shape and bool((want - got).abs().max() <= TOLERANCE * want.abs().max())
+
+
+def _packed(*layers: nn.Linear) -> torch.Tensor:
+    return torch.ops.kvscope.pack(torch.cat([layer.weight.detach() for layer in layers]))
