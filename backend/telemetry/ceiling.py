@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
+
+from backend.telemetry.host import cpu_name
+from backend.telemetry.peaks import Peak
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +57,7 @@ class Conditions(msgspec.Struct, kw_only=True, frozen=True):
     threads: int  # torch's intra-op threads; 0 on a GPU
     torch: str
     driver: str = ""
+    uuid: str = ""  # of a GPU
     date: str = ""  # ISO 8601, UTC
     load_average: float = 0.0  # of the last minute, before measuring
     cores: int = 0
@@ -65,6 +70,24 @@ class Ceilings(msgspec.Struct, kw_only=True, frozen=True):
     read: Ceiling
     matmul: Ceiling
     conditions: Conditions
+    beside: list[Peak] = []  # theoretical and data-sheet figures; not kept, for they are looked up anew
+
+
+def data_sheet(name: str, dtype: str, bandwidth_bytes_per_s: float, flops_per_s: float) -> Ceilings:
+    """The roofs of a device that is not here, as its maker states them."""
+
+    def stated(value: float, unit: str) -> Ceiling:
+        return Ceiling(
+            value=value, low=value, high=value, unit=unit, way="data sheet", ways={}, rounds=0, evidence="data sheet"
+        )
+
+    bandwidth = stated(bandwidth_bytes_per_s, "B/s")
+    return Ceilings(
+        copy=bandwidth,
+        read=bandwidth,
+        matmul=stated(flops_per_s, "FLOP/s"),
+        conditions=Conditions(device="modelled", device_name=name, host="", dtype=dtype, threads=0, torch=""),
+    )
 
 
 def measure(
@@ -87,6 +110,8 @@ def measure(
         raise ValueError(f"'{dtype}' is no floating-point dtype of torch; try float32, bfloat16 or float16")
     try:
         where = torch.device(device)
+        if where.type not in ("cpu", "cuda"):
+            raise ValueError(f"'{device}' cannot be measured; cpu or cuda can")
         if where.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("no CUDA device can be used here (torch.cuda.is_available() is false)")
     except RuntimeError as error:
@@ -130,19 +155,21 @@ def conditions(device: str, dtype: str) -> Conditions:
         dtype=dtype,
         threads=0 if on_gpu else torch.get_num_threads(),
         torch=str(torch.__version__),
-        driver=f"CUDA {torch.version.cuda}" if on_gpu else "",
+        driver=_driver(torch) if on_gpu else "",
+        uuid=str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if on_gpu else "",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         load_average=os.getloadavg()[0],
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
 
 
-def cpu_name() -> str:
+def _driver(torch) -> str:
+    """The toolkit torch was built with, and the driver that runs."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        told = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        told = None
+    return f"CUDA {torch.version.cuda}" + (f", driver {told[0]}" if told else "")
 
 
 # ---- kept between starts ---------------------------------------------------------------------------------------------
@@ -160,6 +187,7 @@ def keep(ceilings: Ceilings, folder: Path | None = None) -> Path:
     """Writes them where `cached` looks, whole or not at all. Raises OSError."""
     path = _file(ceilings.conditions, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
+    ceilings = msgspec.structs.replace(ceilings, beside=[])
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings), indent=1))
     partial.replace(path)
@@ -167,7 +195,16 @@ def keep(ceilings: Ceilings, folder: Path | None = None) -> Path:
 
 
 def _file(found: Conditions, folder: Path | None) -> Path:
-    same = (found.host, found.device, found.device_name, found.dtype, found.threads, found.torch, found.driver)
+    same = (
+        found.host,
+        found.device,
+        found.device_name,
+        found.dtype,
+        found.threads,
+        found.torch,
+        found.driver,
+        found.uuid,
+    )
     key = hashlib.blake2b(repr(same).encode(), digest_size=8).hexdigest()
     return (folder or _cache_folder()) / f"{found.device.replace(':', '-')}-{found.dtype}-{key}.json"
 

@@ -1,16 +1,18 @@
-"""`python -m backend measure`: the measured ceilings of this machine."""
+"""`python -m backend measure`: the measured ceilings of this machine, and what its sensors say."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 import typer
 
-from backend.telemetry import ceiling
+from backend.telemetry import ceiling, peaks, report
+from backend.telemetry.torch_device import used
 
-app = typer.Typer(help="Measured ceilings of this machine.")
+app = typer.Typer(help="Measured ceilings and sensors of this machine.")
 
 
 @app.command("measure")
@@ -22,10 +24,11 @@ def measure(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever was kept.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How fast this machine copies, reads weights and multiplies: the roofs of the roofline.
+    """How fast this machine copies, reads weights and multiplies: the roofs of the roofline. Then every sensor.
 
-    Takes a few seconds and uses every thread; run it while nothing else does. The result is kept for this device,
-    dtype, thread count and torch version, and used from then on.
+    Takes a few seconds and uses every thread; run it while nothing else does. The ceilings are kept for this device,
+    driver, dtype, thread count and torch version, and used from then on. A sensor without a value says why.
+    KVSCOPE_NVML_LIBRARY=/path/to/lib.so reads GPU sensors from another library than the driver's (called fake).
     """
     import torch
 
@@ -44,24 +47,33 @@ def measure(
         raise typer.Exit(2) from None
     except OSError as error:
         typer.echo(f"measure: measured, but could not be kept: {error}", err=True)
+    seen = report.look(used(torch.device(device)))
+    ours = next((d for d in seen.devices.devices if d.used), None)
+    found = msgspec.structs.replace(found, beside=peaks.beside(found, ours))
     if as_json:
-        typer.echo(msgspec.json.encode(found).decode())
+        typer.echo(msgspec.json.encode({"ceilings": found, "sensors": seen}).decode())
         return
+    for line in (*_ceilings(found, kept), *report.lines(seen)):
+        typer.echo(line)
+
+
+def _ceilings(found: ceiling.Ceilings, kept: bool) -> Iterator[str]:
     where = found.conditions
     threads_in_words = f"{where.threads} threads · " if where.threads else ""
-    typer.echo(f"{where.device_name} · {where.device} · {where.dtype} · {threads_in_words}torch {where.torch}")
+    yield f"{where.device_name} · {where.device} · {where.dtype} · {threads_in_words}torch {where.torch}"
     for title, value in (("copy", found.copy), ("read weights", found.read), ("multiply", found.matmul)):
         scale, unit = 1e9, "GB/s" if value.unit == "B/s" else "GFLOP/s"
-        typer.echo(
+        yield (
             f"  {title:12} {value.value / scale:8.1f} {unit:8} ({value.low / scale:.1f} – {value.high / scale:.1f}, "
-            f"{value.rounds} rounds; {value.way})"
+            f"measured, {value.rounds} rounds; {value.way})"
         )
-    ridge = found.matmul.value / found.read.value
-    typer.echo(f"  ridge        {ridge:8.1f} FLOP/byte")
+    for peak in found.beside:
+        unit = "GB/s" if peak.unit == "B/s" else "GFLOP/s"
+        yield f"  {peak.kind:12} {peak.value / 1e9:8.1f} {unit:8} ({peak.source}){f'; {peak.note}' * bool(peak.note)}"
+    yield f"  ridge        {found.matmul.value / found.read.value:8.1f} FLOP/byte"
     when = f"{'kept from' if kept else 'measured'} {where.date}, load average {where.load_average:.1f}"
-    typer.echo(f"  {when}; {where.working_set_bytes / 2**20:.0f} MiB of weights a round")
-    for note in where.notes:
-        typer.echo(f"  note: {note}")
+    yield f"  {when}; {where.working_set_bytes / 2**20:.0f} MiB of weights a round"
+    yield from (f"  note: {note}" for note in where.notes)
 
 
 def _show_progress(share: float, text: str) -> None:

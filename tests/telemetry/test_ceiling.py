@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from backend.telemetry import ceiling
+from backend.telemetry import ceiling, report
 from backend.telemetry.cli import app
 
 torch = pytest.importorskip("torch")
@@ -122,6 +122,7 @@ def test_what_was_kept_is_found_for_the_same_conditions_only(measured, tmp_path,
 def test_the_command_measures_once_then_uses_what_it_kept(measured, tmp_path, monkeypatch):
     found, _ = measured
     calls = []
+    monkeypatch.setattr(report, "HOST_S", 0.05)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ceiling, "measure", lambda *a, **k: calls.append(a) or found)
     run = lambda *words: CliRunner().invoke(app, ["--device", "cpu", "--dtype", "float32", *words])  # noqa: E731
@@ -131,7 +132,13 @@ def test_the_command_measures_once_then_uses_what_it_kept(measured, tmp_path, mo
     assert "GB/s" in first.output
     assert "GFLOP/s" in first.output
     assert f"{found.read.value / 1e9:.1f} GB/s" in first.output
-    assert msgspec.convert(json.loads(second.output), ceiling.Ceilings) == found
+    (load,) = [line for line in first.output.splitlines() if line.startswith("  load average")]
+    assert load.endswith("measured: operating system, one-minute average")
+    (dram,) = [line for line in first.output.splitlines() if line.startswith("  dram bandwidth")][-1:]
+    assert dram.split()[2] == "-" and "not available:" in dram
+    answer = json.loads(second.output)
+    assert msgspec.convert(answer["ceilings"], ceiling.Ceilings) == found
+    assert answer["sensors"]["devices"]["devices"][-1]["uuid"] == "host"
 
 
 def test_the_command_names_a_wrong_dtype():
