@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from backend.events import ModelInfo
-from backend.models import chat, find, randomised
+from backend.models import catalogue, chat, find, randomised
 from backend.models import dtype as dtypes
 from backend.models.cache import Say, say_to_stderr
 from backend.models.errors import ModelError, first_line
@@ -41,6 +41,7 @@ class LoadedModel:
     max_model_len: int
     attention: list[LayerShape]  # one a layer, as its attention is really called
     notes: list[str] = field(default_factory=list)
+    roofs: None = None  # are measured; only a device that is not here has them from a data sheet
 
     @property
     def chat_template(self) -> bool:
@@ -278,6 +279,14 @@ def _check_tied(model: Any, config: Any, name: str) -> None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight.data_ptr() != embedding.weight.data_ptr():
         raise ModelError(f"{name} says that its head is its embedding (tie_word_embeddings), but it was loaded apart")
+
+
+def any_tokenizer(say: Say = say_to_stderr) -> Any:
+    """The bundled model's, for engines that only need text cut into pieces; without it, bytes and made-up words."""
+    try:
+        return _tokenizer(find.path(catalogue.DEFAULT, say), catalogue.DEFAULT, True, 1 << 20)
+    except ModelError:
+        return PlainTokenizer(32_000)
 
 
 def _tokenizer(folder: Path, name: str, real: bool, vocab: int) -> Any:

@@ -1,0 +1,170 @@
+"""The engine on hardware that is not here: times are the planner's to the last digit, scheduling is the real one's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.engine.config import ConfigError
+from backend.engine.modelled.build import Wanted, build
+from backend.engine.modelled.clock import ModelledClock
+from backend.events import Finished, Hello, Step
+from backend.models.errors import ModelError
+from backend.models.plain import PlainTokenizer
+from backend.planner.estimates import decode_band
+from backend.planner.roofline import decode_step
+from tests.engine.stub import greedy, run, stub_engine
+
+
+class Wall:
+    """A wall clock that only moves when somebody sleeps, or is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def modelled(speed: float = 100.0, model: str = "llama-3-70b", gpu: str = "h100-sxm", tp: int = 8, **switches):
+    events: list = []
+    wanted = Wanted(model=model, gpu=gpu, tp=tp, speed=speed)
+    engine, _ = build(wanted, switches, events.append, PlainTokenizer(32_000))
+    wall = Wall()
+    engine._clock._wall, engine._clock._sleep = wall, wall.sleep
+    engine._clock._wall_at = engine._clock._due = wall.now
+    return engine, events, wanted.machine()[1]
+
+
+def steps(events: list) -> list[Step]:
+    return [e for e in events if isinstance(e, Step)]
+
+
+def test_a_single_user_waits_exactly_as_long_as_the_planner_says():
+    engine, events, machine = modelled()
+    engine.submit(list(range(300, 800)), greedy(20, ignore_eos=True), id="x")
+    run(engine)
+    prefill, *decodes = steps(events)
+    assert prefill.step_s == pytest.approx(machine.step([(500, 0)], 1).estimate_s)
+    assert [s.step_s for s in decodes] == pytest.approx([machine.step([(1, 500 + i)], 1).estimate_s for i in range(19)])
+    (finished,) = [e for e in events if isinstance(e, Finished)]
+    assert finished.tpot_s == pytest.approx(sum(s.step_s for s in decodes) / 19)
+    assert finished.ttft_s == pytest.approx(prefill.step_s)
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 100])
+def test_speed_changes_the_waiting_and_no_number(speed):
+    engine, events, _ = modelled(speed)
+    wall = engine._clock._wall
+    began = wall()
+    for i in range(32):
+        engine.submit(list(range(300, 400 + i)), greedy(10 + i, ignore_eos=True), id="x")
+    run(engine)
+    told = [s.step_s for s in steps(events)]
+    assert (wall() - began) * speed == pytest.approx(sum(told))
+    other, others, _ = modelled(1)
+    for i in range(32):
+        other.submit(list(range(300, 400 + i)), greedy(10 + i, ignore_eos=True), id="x")
+    run(other)
+    assert told == pytest.approx([s.step_s for s in steps(others)])
+
+
+def test_the_schedule_is_the_real_ones():
+    """The same requests through the same switches give the same block moves, whatever computes."""
+    switches = {"num_blocks": 40, "block_size": 8, "max_running": 8, "chunk_size": 32, "token_budget": 64}
+    real, said = stub_engine(**switches)
+    engine, events, _ = modelled(**switches)
+    for i in range(12):
+        tokens = [40 + (7 * i + j) % 60 for j in range(30 + 5 * i)]
+        for one in (real, engine):
+            one.submit(list(tokens), greedy(15, ignore_eos=True), id="x")
+    run(real)
+    run(engine)
+    moves = [[(op[0], op[1]) for op in s.ops] for s in steps(events)]
+    assert moves == [[(op[0], op[1]) for op in s.ops] for s in steps(said)]
+    assert any(op[0] == "preempt" for step in moves for op in step)
+
+
+def test_the_hello_cannot_be_taken_for_a_measurement():
+    engine, events, _ = modelled()
+    hello = next(e for e in events if isinstance(e, Hello))
+    assert (hello.source, hello.evidence, hello.device.kind) == ("modelled", "modelled", "modelled")
+    assert hello.device.name.startswith("8 × ") and "H100" in hello.device.name
+    assert hello.model.parameters == pytest.approx(70.6e9, rel=0.01)
+    assert "Modelled" in hello.model.notes[0]
+    assert engine.idle
+
+
+def test_what_cannot_be_is_refused_in_words():
+    with pytest.raises(ModelError, match="does not fit"):
+        modelled(tp=1)
+    with pytest.raises(ModelError, match="no model 'llama-99'"):
+        modelled(model="llama-99")
+    with pytest.raises(ModelError, match="no accelerator 'abacus'"):
+        modelled(gpu="abacus")
+    with pytest.raises(ModelError, match="speed 1000"):
+        modelled(speed=1000)
+    with pytest.raises(ConfigError, match="fit beside the weights"):
+        modelled(num_blocks=1_000_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5000)), min_size=1, max_size=40),
+    efficiency=st.sampled_from(["bound", "fast", "typical", "slow"]),
+)
+def test_no_step_beats_its_bound_and_more_work_never_takes_less(spans, efficiency):
+    _, machine = Wanted(model="llama-3-8b", gpu="h100-sxm", efficiency=efficiency).machine()
+    time = machine.step(spans, len(spans))
+    assert time.estimate_s >= time.bound_s > 0
+    longer = machine.step([(new, before + 1) for new, before in spans], len(spans))
+    assert longer.bound_s >= time.bound_s
+
+
+def test_a_step_of_decodes_is_the_plans_decode_step():
+    _, machine = Wanted(model="llama-3-8b", gpu="h100-sxm").machine()
+    plan = decode_step(machine.arch, machine.weights, machine.kv, machine.accelerator, batch=8, context=1024)
+    time = machine.step([(1, 1023)] * 8, 8)
+    assert time.bound_s == pytest.approx(plan.value, rel=1e-9)
+    assert time.estimate_s == pytest.approx(plan.value * decode_band(False, 8, 1).median)
+
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
+
+
+def test_the_clock_goes_with_the_wall_while_nothing_is_to_do_and_with_the_steps_else():
+    wall, idle = Wall(), [True]
+    clock = ModelledClock(10.0, lambda: idle[0], wall=wall, sleep=wall.sleep)
+    wall.now += 1
+    assert clock() == pytest.approx(10)
+    idle[0] = False
+    wall.now += 5  # somebody computes: no matter how long
+    assert clock() == pytest.approx(10)
+    clock.spend(2)
+    assert clock() == pytest.approx(12)
+    wall.now += 3
+    assert clock() == pytest.approx(12)
+    idle[0] = True
+    wall.now += 1
+    assert clock() == pytest.approx(22)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 0.1), st.floats(1e-4, 0.5), st.booleans()), max_size=30))
+def test_the_clock_never_goes_back(history):
+    wall, idle = Wall(), [True]
+    clock = ModelledClock(3.0, lambda: idle[0], wall=wall, sleep=wall.sleep)
+    last = clock()
+    for pause, step, busy in history:
+        wall.now += pause
+        assert clock() >= last
+        last = clock()
+        idle[0] = not busy
+        if busy:
+            clock.spend(step)
+            assert clock() == pytest.approx(last + step)
+            last = clock()
