@@ -48,5 +48,6 @@ app = st.App(
         prefix(),
         token=service.TOKEN,
         allowed_origins=st.get_option("server.corsAllowedOrigins") or (),
+        get_extras=lambda: service.get().extras(),
     ),
 )

@@ -2,31 +2,46 @@
 //     data {view, url, options}   a picture on the WebSocket at `url`; without a url, one that is fed by reruns
 //     data bytes                  a frame for those; this mount draws nothing. What the pictures ask comes back as the
 //                                 state "ask": {watch: [...], block: n, table: n, snapshot: times asked}, each as last asked
-// The state "transport" becomes "rerun" when no WebSocket can be opened here.
+// The state "transport" becomes "rerun" when no WebSocket can be opened here. The trigger "pulse" asks for a rerun.
 //
 // Streamlit calls the default export again on every change of data or theme, so each call must be harmless; and it may run
 // the cleanup of a call that was overtaken while the element stays mounted, so only the newest call may tear down.
 import { RERUN, live } from "./link.js";
+import { Bandwidth } from "./views/bandwidth.js";
 import { Blocks } from "./views/blocks.js";
+import { BytesByBatch, BytesByContext } from "./views/bytes.js";
+import { Devices } from "./views/devices.js";
 import { BlockTable } from "./views/table.js";
 import { Gantt } from "./views/gantt.js";
 import { Numbers } from "./views/numbers.js";
+import { Parts } from "./views/parts.js";
+import { PhaseNumbers } from "./views/phase_numbers.js";
+import { Processes } from "./views/processes.js";
+import { Pulse } from "./views/pulse.js";
+import { Race } from "./views/race.js";
 import { Requests } from "./views/requests.js";
+import { Roofline } from "./views/roofline.js";
+import { Scores } from "./views/scores.js";
 import { Split } from "./views/split.js";
 import { Strip } from "./views/strip.js";
+import { GpuStrips, HostStrips } from "./views/strips.js";
 import { Text } from "./views/text.js";
 import { TokensPerStep } from "./views/tokens.js";
 import { Usage } from "./views/usage.js";
+import { Windows } from "./views/windows.js";
 
 export const VIEWS = {
   blocks: Blocks, gantt: Gantt, numbers: Numbers, requests: Requests, split: Split, strip: Strip, table: BlockTable, text: Text,
   tokens: TokensPerStep, usage: Usage,
+  bandwidth: Bandwidth, bytes_by_batch: BytesByBatch, bytes_by_context: BytesByContext, devices: Devices, gpu_strips: GpuStrips,
+  host_strips: HostStrips, parts: Parts, phase_numbers: PhaseNumbers, processes: Processes, pulse: Pulse, roofline: Roofline, scores: Scores,
+  race: Race, windows: Windows,
 };
 
 const ASK_MS = 100; // questions of this time go into one rerun
 const MOUNTED = new WeakMap(); // parentElement -> Mount or Feeder
 
-export default function ({ data, parentElement, setStateValue }) {
+export default function ({ data, parentElement, setStateValue, setTriggerValue }) {
   const kind = data instanceof Uint8Array ? Feeder : Mount;
   let mounted = MOUNTED.get(parentElement);
   if (!(mounted instanceof kind)) {
@@ -34,7 +49,7 @@ export default function ({ data, parentElement, setStateValue }) {
     MOUNTED.set(parentElement, (mounted = new kind(parentElement)));
   }
   const generation = ++mounted.generation;
-  mounted.set(data, setStateValue);
+  mounted.set(data, setStateValue, setTriggerValue);
   return () =>
     setTimeout(() => {
       if (mounted.generation !== generation || MOUNTED.get(parentElement) !== mounted) return;
@@ -53,7 +68,7 @@ class Mount {
     this.what = "";
   }
 
-  set(data, setStateValue) {
+  set(data, setStateValue, setTriggerValue) {
     const { view = "", url = RERUN, options = {} } = data ?? {};
     this.setStateValue = setStateValue;
     if (this.what !== `${view} ${url}`) {
@@ -63,6 +78,7 @@ class Mount {
     }
     if (!this.view) return;
     this.view.theme(this.parent.host ?? this.parent);
+    this.view.rerun = (pulse) => setTriggerValue("pulse", pulse);
     this.view.options?.(options);
   }
 

@@ -3,7 +3,7 @@
 // live(url) gives the same object to everybody on the page (it lives on globalThis: each mounted component may be a module
 // of its own). A picture is put on it with on(view), is drawn by view.update(state, changedSince) at most once a frame, and
 // taken off with off(view); the connection ends a moment after the last one is gone.
-// on("text" | "block" | "table" | "status" | "dead", callback) gives a function that ends it.
+// on("text" | "block" | "table" | "phases" | "pulse" | "status" | "dead", callback) gives a function that ends it.
 //
 // live(RERUN) has no WebSocket: frames are pushed, and questions go to whoever set `asker` (see component.js).
 import { apply, empty } from "./fold.js";
@@ -18,6 +18,7 @@ const BACKOFF_MS = 250; // doubled with each try
 const MAX_BACKOFF_MS = 5_000;
 const STALE_MS = 3_000; // without a pushed frame
 const MAX_WATCHED = 16;
+const RENEW_MS = 4_000; // of what is asked for by lease; the server forgets it after 10 s
 
 export function live(url) {
   const all = (globalThis[KEY] ??= new Map());
@@ -30,6 +31,8 @@ class Live {
     this.url = url;
     this.forget = forget;
     this.state = empty();
+    this.phases = null; // the newest message of that type (backend/phases.py)
+    this.pulse = ""; // what the page around the pictures should have been drawn from
     this.texts = new Map(); // request -> {prompt, text}, of those that are or were watched
     this.status = "connecting"; // | live | reconnecting | paused | refused | dead
     this.reason = ""; // with "refused"
@@ -93,6 +96,18 @@ class Live {
 
   askTable(table) {
     this.ask({ table });
+  }
+
+  /** Asks for what costs something, again and again until the function that this gives is called, or nobody looks. */
+  lease(question) {
+    const ask = () => document.hidden || this.ask(question);
+    const timer = setInterval(ask, RENEW_MS);
+    const stop = this.on("status", (status) => status === "live" && ask());
+    ask();
+    return () => {
+      clearInterval(timer);
+      stop();
+    };
   }
 
   ask(question) {
@@ -195,6 +210,12 @@ class Live {
     switch (event.type) {
       case "text":
         return this.heard(event);
+      case "phases":
+        this.phases = event;
+        return this.tell(event.type, event);
+      case "pulse":
+        this.pulse = event.pulse;
+        return this.tell(event.type, event);
       case "block":
       case "table":
         return this.tell(event.type, event);

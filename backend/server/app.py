@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from backend.server import control, metrics, openai
+from backend.server import control, hardware, metrics, openai
 from backend.server.errors import ApiError, unavailable
 from backend.server.guard import MAX_BODY_BYTES, Guard
 from backend.server.host import EngineHost
@@ -33,6 +33,7 @@ def create_app(
     app.state.host = host
     app.include_router(openai.router)
     app.include_router(control.router)
+    app.include_router(hardware.router)
     app.include_router(metrics.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

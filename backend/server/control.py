@@ -1,10 +1,10 @@
-"""The engine's own endpoints: state, events, switches, ceilings."""
+"""The engine's own endpoints: state, events, switches."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -15,10 +15,8 @@ from backend.server import stream
 from backend.server.errors import ApiError, JSONResponse, bad_request
 from backend.server.openai import body_of, host_of
 from backend.server.parse import decode_object
-from backend.telemetry import ceiling
 
 if TYPE_CHECKING:
-    from backend.engine.engine import Engine
     from backend.hub import Hub
 
 router = APIRouter(prefix="/engine")
@@ -87,6 +85,25 @@ async def configure(request: Request) -> Response:
     return JSONResponse(msgspec.structs.asdict(loop.engine.config))
 
 
+MAX_HOLD_S = 60.0
+
+
+class Hold(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_HOLD_S)]
+    at_step: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+@router.post("/hold")
+async def hold(request: Request) -> Response:
+    """No step begins for `seconds` (from step `at_step` on), or until the next hold: what is sent meanwhile starts
+    together. 0 goes on at once. For experiments that must come out the same every time; ends by itself."""
+    try:
+        asked = msgspec.convert(decode_object(await body_of(request)), Hold)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error), "seconds") from None
+    return JSONResponse({"steps": await host_of(request).loop.hold(asked.seconds, asked.at_step)})
+
+
 @router.post("/reset")
 async def reset(request: Request) -> Response:
     from backend.engine.engine import NotIdle
@@ -102,30 +119,3 @@ async def reset(request: Request) -> Response:
 async def abort(request: Request, id: str) -> Response:
     """Ends the requests with this API id. `aborted` is 0 when there is none (any more), which is fine."""
     return JSONResponse({"aborted": await host_of(request).loop.abort(id)})
-
-
-@router.get("/ceilings")
-async def ceilings(request: Request) -> Response:
-    """What the device can do at best: copy and read bandwidth, matmul rate, with spread. Kept from an earlier
-    measurement; else measured now, for some seconds and instead of steps, which needs an idle engine (409)."""
-    host = host_of(request)
-    device, dtype = str(host.loaded.device), str(host.loaded.dtype).removeprefix("torch.")
-
-    def find(engine: Engine) -> ceiling.Ceilings | None:
-        found = ceiling.cached(device, dtype)
-        if found is None and engine.idle:
-            found = ceiling.measure(device, dtype)
-            with contextlib.suppress(OSError):  # then it is measured again next time
-                ceiling.keep(found)
-        return found
-
-    found = await host.loop.call(find)
-    if found is None:
-        raise ApiError(409, "not measured yet, and measuring needs an idle engine: ask again later", code="not_idle")
-    return JSONResponse(found)
-
-
-@router.get("/telemetry")
-async def telemetry(request: Request) -> Response:
-    """Latest sensor readings."""
-    raise ApiError(501, "this version reads no sensors", code="not_available")

@@ -16,6 +16,8 @@ from backend.models.errors import ModelError
 from backend.server.codec import Codec
 from backend.server.errors import unavailable
 from backend.server.metrics import Metrics
+from backend.telemetry.sampler import Sampler
+from backend.telemetry.torch_device import used
 
 if TYPE_CHECKING:
     from backend.engine.loop import EngineLoop
@@ -36,9 +38,10 @@ class EngineHost:
     `boot` is given where the engine shall say its events, and where to say in words how far it is. /health states the
     words while it runs, and what it raises from then on.
     `names`: what clients may call the model beside its own name, a path for instance.
+    `sensors`: read the hardware also when nobody looks, while requests run.
     """
 
-    def __init__(self, boot: Boot, *, hub: Hub | None = None, names: tuple[str, ...] = ()):
+    def __init__(self, boot: Boot, *, hub: Hub | None = None, names: tuple[str, ...] = (), sensors: bool = True):
         self.hub = hub or Hub()
         self.metrics = Metrics(self.hub)
         self.closing = asyncio.Event()  # set when the server is about to end: open streams end with it
@@ -49,6 +52,9 @@ class EngineHost:
         self._loaded: LoadedModel | None = None
         self._codec: Codec | None = None
         self._counting: asyncio.Task | None = None
+        self._sensors = sensors
+        self._sampler: Sampler | None = None
+        self.measuring: dict | None = None  # how far a measurement of the ceilings is, while one runs
 
     @property
     def problem(self) -> str | None:
@@ -75,6 +81,15 @@ class EngineHost:
         self.require()
         return self._codec
 
+    @property
+    def sampler(self) -> Sampler:
+        self.require()
+        return self._sampler
+
+    def progress(self, share: float, text: str) -> None:
+        """Of a measurement of the ceilings; from any thread."""
+        self.measuring = {"measuring": True, "share": share, "text": text}
+
     def require(self) -> None:
         """Raises ApiError (503) with the reason while no engine runs."""
         _ = self.loop
@@ -100,6 +115,8 @@ class EngineHost:
             self._counting.cancel()
         if self._codec is not None:
             self._codec.close()
+        if self._sampler is not None:
+            await asyncio.to_thread(self._sampler.close)
         if self._loop is not None:
             with contextlib.suppress(TimeoutError):  # a long step is not waited for: the process ends under it
                 async with asyncio.timeout(STOP_S):
@@ -130,8 +147,21 @@ class EngineHost:
             return
         self._loop, self._loaded, self._codec = loop, loaded, codec
         loop.start(asyncio.get_running_loop())
+        self._sampler = self._read_hardware(loop, loaded)
         self._reason = None
         log.info("ready: %s", loaded.name)
+
+    def _read_hardware(self, loop: EngineLoop, loaded: LoadedModel) -> Sampler:
+        """Readings become events of the engine, between two steps and with the time at which they were made."""
+        engine = loop.engine
+        sampler = Sampler(
+            lambda event, t: loop.post(lambda engine: engine.report(event, t)),
+            clock=engine.now,
+            busy=(lambda: not engine.idle) if self._sensors else (lambda: False),
+            used=used(loaded.device),
+        )
+        sampler.start()
+        return sampler
 
     def _fail(self, reason: str) -> None:
         self._reason = reason

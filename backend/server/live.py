@@ -3,6 +3,10 @@
     server -> browser   a JSON array of events; the first of a connection begins with a snapshot
     browser -> server   {"watch": [requests]}, {"block": n}, {"table": request}; the answers come in the same arrays:
                         {"type": "text", …}, {"type": "block", …}, {"type": "table", …}
+                        {"phases": true}: {"type": "phases", …} comes for the next LEASE_S, at most 4 times a second
+                        {"telemetry": [panels]}: sensors are read for some seconds more
+    Unasked comes {"type": "pulse", "pulse": text}, first and whenever it is another one: the page around the pictures
+    was drawn from something that has changed since.
 
 A browser that reads slowly gets fewer and longer arrays: nothing is queued for it. WebSockets are not covered by CORS,
 so this route checks Origin and a token by itself.
@@ -28,6 +32,9 @@ INTERVAL_S = 1 / 60  # between two sends: a screen shows no more
 MAX_MESSAGE = 4096  # characters that a browser may send at once
 MAX_WATCHED = 16
 MAX_VIEWERS = 256
+LEASE_S = 10.0  # what is asked for by lease ends by itself when the page has changed
+PHASES_S = 0.25
+PULSE_S = 0.5  # between two looks at the pulse
 
 POLICY_VIOLATION, UNSUPPORTED_DATA, MESSAGE_TOO_BIG, TRY_LATER = 1008, 1003, 1009, 1013  # RFC 6455 and its registry
 
@@ -36,6 +43,16 @@ class _Message(msgspec.Struct):
     watch: Annotated[list[int], msgspec.Meta(max_length=MAX_WATCHED)] | None = None
     block: int | None = None
     table: int | None = None
+    phases: bool | None = None
+    telemetry: Annotated[list[Annotated[str, msgspec.Meta(max_length=20)]], msgspec.Meta(max_length=8)] | None = None
+
+
+class Extras(msgspec.Struct):
+    """What costs something and therefore comes only while it is asked for."""
+
+    phases: Callable[[], str] = lambda: ""  # the newest message, encoded; "": none
+    watch_telemetry: Callable[[list[str]], None] = lambda panels: None
+    pulse: Callable[[], str] = lambda: ""  # "": none
 
 
 _decode = msgspec.json.Decoder(_Message).decode
@@ -43,7 +60,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def routes(
-    get_hub: Callable[[], Hub], prefix: str = "", *, token: str, allowed_origins: Collection[str] = ()
+    get_hub: Callable[[], Hub],
+    prefix: str = "",
+    *,
+    token: str,
+    allowed_origins: Collection[str] = (),
+    get_extras: Callable[[], Extras] = Extras,
 ) -> list[WebSocketRoute]:
     """The route, below `prefix` ("" or "/base"). `allowed_origins`: origins beside the page's own, as `https://host:port`."""
     viewers = 0
@@ -59,7 +81,7 @@ def routes(
             return
         viewers += 1
         try:
-            await _Viewer(ws, get_hub()).run()
+            await _Viewer(ws, get_hub(), get_extras()).run()
         finally:
             viewers -= 1
 
@@ -78,11 +100,15 @@ def _allowed(ws: WebSocket, token: str, allowed_origins: Collection[str]) -> boo
 class _Viewer:
     """One connection. What it asks for is kept as the latest of its kind, so that it can ask for no backlog."""
 
-    def __init__(self, ws: WebSocket, hub: Hub):
-        self.ws, self.hub = ws, hub
+    def __init__(self, ws: WebSocket, hub: Hub, extras: Extras):
+        self.ws, self.hub, self.extras = ws, hub, extras
         self.reading: dict[int, Heard] = {}
         self.block: int | None = None
         self.table: int | None = None
+        self.phases_until = 0.0  # on the event loop's clock
+        self.phases_said = ""
+        self.pulse_due = 0.0
+        self.pulse_said = ""
 
     async def run(self) -> None:
         with self.hub.listening() as changed:
@@ -107,9 +133,16 @@ class _Viewer:
             if frame:
                 not_before = clock() + INTERVAL_S
                 await self.ws.send_text(frame)  # waits while the browser is slow; then more comes at once
-            await changed.wait()
+            await self._wait(changed)
             if (early := not_before - clock()) > 0:
                 await asyncio.sleep(early)
+
+    async def _wait(self, changed: asyncio.Event) -> None:
+        """Until there is something to tell. Some things change in silence and are looked at again after a while."""
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(PHASES_S if loop.time() < self.phases_until else PULSE_S, changed.set)
+        await changed.wait()
+        alarm.cancel()
 
     def _with_answers(self, frame: str) -> str:
         answers = []
@@ -118,7 +151,20 @@ class _Viewer:
         if self.table is not None:
             answers.append(self.hub.table(self.table))
         self.block = self.table = None
-        told = b",".join(_encode(answer) for answer in answers if answer is not None).decode()
+        parts = [_encode(answer).decode() for answer in answers if answer is not None]
+        now = asyncio.get_running_loop().time()
+        if now < self.phases_until:
+            newest = self.extras.phases()
+            if newest != self.phases_said:
+                self.phases_said = newest
+                parts.append(newest)
+        if now >= self.pulse_due:
+            self.pulse_due = now + PULSE_S
+            pulse = self.extras.pulse()
+            if pulse != self.pulse_said:
+                self.pulse_said = pulse
+                parts.append(_encode({"type": "pulse", "pulse": pulse}).decode())
+        told = ",".join(filter(None, parts))
         if not told:
             return frame
         return f"{frame[:-1]},{told}]" if frame else f"[{told}]"
@@ -142,4 +188,8 @@ class _Viewer:
                 self.reading = {request: self.reading.get(request, Heard()) for request in message.watch}
             self.block = self.block if message.block is None else message.block
             self.table = self.table if message.table is None else message.table
+            if message.phases is not None:
+                self.phases_until = asyncio.get_running_loop().time() + LEASE_S if message.phases else 0.0
+            if message.telemetry is not None:
+                self.extras.watch_telemetry(message.telemetry)
             changed.set()

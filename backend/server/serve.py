@@ -22,6 +22,7 @@ from backend.server.listen import BACKLOG
 
 if TYPE_CHECKING:
     from backend.engine.loop import EngineLoop
+    from backend.engine.modelled.build import ModelledModel
     from backend.models.loader import LoadedModel
 
 GRACE_S = 3  # for what is still open when the server is told to end
@@ -39,6 +40,9 @@ class Wanted:
     threads: int = 1
     attention: str = "auto"
     linear: str = "auto"
+    fusion: str = "auto"
+    on: str = ""  # an accelerator of the catalogue: nothing is loaded, the engine is modelled
+    modelled: dict[str, Any] = field(default_factory=dict)  # tp, efficiency, speed, seed
     switches: dict[str, Any] = field(default_factory=dict)
 
     def boot(self, emit: Emit, say: Say) -> tuple[EngineLoop, LoadedModel]:
@@ -50,10 +54,23 @@ class Wanted:
         from backend.engine.loop import EngineLoop
         from backend.models.loader import load
 
+        if self.on:
+            return self._boot_modelled(emit, say)
         torch.set_num_threads(self.threads)
         loaded = load(self.model, weights=self.weights, dtype=self.dtype, device=self.device, say=say)
         say(f"Checking {loaded.name} …")
-        return EngineLoop(build(loaded, self.switches, emit, Kernels(self.attention, self.linear))), loaded
+        return EngineLoop(build(loaded, self.switches, emit, Kernels(self.attention, self.linear, self.fusion))), loaded
+
+    def _boot_modelled(self, emit: Emit, say: Say) -> tuple[EngineLoop, ModelledModel]:
+        from backend.engine.loop import EngineLoop
+        from backend.engine.modelled.build import Wanted as Modelled
+        from backend.engine.modelled.build import build
+        from backend.models.loader import any_tokenizer
+
+        wanted = Modelled(model=self.model, gpu=self.on, weights=self.dtype or "bf16", **self.modelled)
+        wanted.machine()  # what is misspelt is said before anything else is done
+        engine, model = build(wanted, self.switches, emit, any_tokenizer(say))
+        return EngineLoop(engine), model
 
 
 class Server(uvicorn.Server):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import httpx
@@ -13,6 +13,7 @@ from backend.sources.background import Background
 from backend.sources.follow import CONNECT_S, authorization, reason
 
 ANSWER_S = 10.0
+MEASURE_S = 180.0
 
 
 class EngineError(Exception):
@@ -61,8 +62,21 @@ class EngineClient:
     def models(self) -> list[str]:
         return [model["id"] for model in self._ask("GET", "/v1/models")["data"]]
 
-    def ceilings(self) -> dict[str, Any]:
+    def ceilings(self) -> dict[str, Any] | None:
+        """As they were measured before; None when they never were."""
         return self._ask("GET", "/engine/ceilings")
+
+    def measure_ceilings(self) -> dict[str, Any]:
+        """Measures anew, which takes some seconds. `status` of the error: 409 not idle."""
+        return self._ask("POST", "/engine/ceilings", json={"fresh": True}, timeout=MEASURE_S)
+
+    def ceilings_progress(self) -> dict[str, Any]:
+        """How far a measurement that runs now is."""
+        return self._ask("GET", "/engine/ceilings", params={"progress": "1"})
+
+    def watch_telemetry(self, panels: Collection[str] = ()) -> None:
+        """Sensors are read for the next seconds; `panels`: those that cost something and are looked at."""
+        self._ask("POST", "/engine/telemetry/watch", json={"panels": list(panels)})
 
     def configure(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """All switches after the change. `status` of the error: 409 not idle, 422 no such switch or value."""
@@ -72,6 +86,13 @@ class EngineClient:
         """Empties the prefix cache. `status` of the error: 409 not idle."""
         self._ask("POST", "/engine/reset")
 
+    def hold(self, seconds: float, at_step: int = 0) -> None:
+        """No step begins for so long, from step `at_step` on: what is sent meanwhile starts together. 0: go on."""
+        self._ask("POST", "/engine/hold", json={"seconds": seconds, "at_step": at_step})
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._ask("POST", "/tokenize", json={"prompt": text})["tokens"]
+
     def abort(self, id: str) -> int:
         """Number of requests that were ended."""
         return self._ask("POST", f"/engine/abort/{id}")["aborted"]
@@ -80,8 +101,8 @@ class EngineClient:
         """Starts a chat answer and returns the request's id; what it says comes with the events."""
         return self._submit("/v1/chat/completions", "chatcmpl-", {"messages": messages, **parameters})
 
-    def complete(self, prompt: str, **parameters: Any) -> str:
-        """Starts a continuation and returns the request's id."""
+    def complete(self, prompt: str | list[list[int]], **parameters: Any) -> str:
+        """Starts a continuation, or one for each prompt of token ids, and returns the request's id."""
         return self._submit("/v1/completions", "cmpl-", {"prompt": prompt, **parameters})
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The strip on every page: what runs, where, how it is doing. The only fragment of a page that runs by itself."""
+"""The strip on every page: what runs, where, how it is doing. It is drawn again when the live connection says that
+something of it has changed; where there is none, by a timer, and its reruns feed the page's pictures too."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from typing import NamedTuple
 import streamlit as st
 
 from backend.fold import State
+from backend.sources import SourceError
 from backend.sources.status import Status
 from pages.widgets import live, service
 from pages.widgets.format import plain, size
-
-REFRESH_S = 2.0
 
 SOURCES = {
     "embedded": "engine of this page: started, watched and ended by it",
@@ -86,15 +86,17 @@ def show(units: str) -> Status:
     drawn, fixed = service.get().status, service.get().fixed()
     feed = live.by_rerun()
 
-    @st.fragment(run_every=live.FALLBACK_S if feed else REFRESH_S)
+    @st.fragment(run_every=live.FALLBACK_S if feed else None)
     def strip() -> None:
         found = service.get()
-        status = found.status
+        pulse, status = found.pulse(), found.status  # in this order: what changes in between is seen by the next pulse
         if found.fixed() != fixed:
             st.rerun()  # what stands outside of this strip depends on it, and another tab may have changed it
         _badges(found, status, units)
         if feed:
             live.feed()
+        else:
+            live.view("pulse", pulse=pulse)
 
     strip()
     _trouble(drawn)
@@ -112,15 +114,33 @@ def _badges(found: service.Service, status: Status, units: str) -> None:
             st.badge(
                 plain(known.source), icon=":material/sensors:", color="gray", help=SOURCES.get(known.source, "engine")
             )
-            st.badge(
-                plain(known.evidence),
-                color="green",
-                help="All numbers here are counted or timed by the engine as it runs.",
-            )
+            _evidence(known.evidence)
         # Last, as its width changes: nothing beside it may jump.
         st.badge(words, icon=icon, color=colour, help=_why(status))
         if not known and status.phase == "starting":
             st.markdown(plain(status.lines[-1] if status.lines else status.message), width="content")
+
+
+def _evidence(evidence: str) -> None:
+    if evidence == "modelled":
+        st.badge(
+            "MODELLED",
+            icon=":material/architecture:",
+            color="violet",
+            help="No model computes here. Scheduler, queue and blocks are the real engine's; how long a step takes is "
+            "what the planner expects of this accelerator, and the text means nothing.",
+        )
+        if service.get().source.can_restart:
+            st.button("Back to the real engine", key="real", type="tertiary", on_click=_back)
+    else:
+        st.badge(plain(evidence), color="green", help="All numbers here are counted or timed by the engine as it runs.")
+
+
+def _back() -> None:
+    try:
+        service.get().play_no_more()
+    except (SourceError, OSError) as error:
+        st.toast(f"It could not be started: {plain(str(error))}", icon=":material/error:")
 
 
 def _why(status: Status) -> str | None:

@@ -67,6 +67,7 @@ def view(name: str, **options: Any) -> None:
         data={"view": name, "url": url, "options": options},
         default={"transport": ""},
         on_transport_change=lambda: _no_socket(key),
+        on_pulse_change=lambda: None,
     )
 
 
@@ -82,6 +83,10 @@ def feed() -> None:
         table=_number(asked.get("table")),
     )
     st.session_state[_CURSOR] = cursor
+    if asked.get("phases"):
+        frame = frame[:-1] + b"," + service.get().phases.message().encode() + b"]"
+    if isinstance(asked.get("telemetry"), list):
+        service.get().telemetry.renew([str(panel)[:20] for panel in asked["telemetry"][:8]])
     _component()(key="live-feed", data=frame, default={"ask": {}}, on_ask_change=lambda: None)
 
 

@@ -6,14 +6,20 @@ import os
 import secrets
 import shlex
 import threading
+import zlib
 from collections.abc import Callable
 
 import msgspec
 
+from backend.experiments.job import Lab
 from backend.hub import Hub
+from backend.phases import Phases
+from backend.server.live import Extras
 from backend.sources import Source, open_source
 from backend.sources.embedded import COMMAND
+from backend.sources.lease import TelemetryLease
 from backend.sources.remote import EngineClient, EngineError
+from backend.sources.roofs import RoofKeeper
 from backend.sources.status import Status
 from backend.workload.users import Habits, Users
 
@@ -31,7 +37,12 @@ _service: Service | None = None
 class Service:
     def __init__(self, source: Source):
         self.source = source
+        self.own_options = dict(source.engine.options) if source.engine else {}
         self.users = Users(source.background, _address(source), source.client.headers)
+        self.lab = Lab()  # experiments of all pages: one at a time
+        self.telemetry = TelemetryLease(source.client, source.background)
+        self.roofs = RoofKeeper(source.client, source.background)
+        self.phases = Phases(source.hub, self.roofs.known)
 
     @property
     def hub(self) -> Hub:
@@ -58,6 +69,17 @@ class Service:
         config = self.hub.read(lambda state: tuple(state.config.items()))
         return self.status.phase, self.users.counts.users, self.habits, config
 
+    def pulse(self) -> str:
+        """Another text when something has changed that a page's widgets or its header were drawn from."""
+        status = self.status
+        said = (status.message, status.lines[-1:]) if status.phase != "ready" else None
+        heard = self.hub.read(lambda state: (state.epoch, state.in_flight > 0))
+        return f"{zlib.crc32(repr((self.fixed(), said, heard)).encode()):08x}"
+
+    def extras(self) -> Extras:
+        """What the live WebSocket tells beside the events."""
+        return Extras(self.phases.message, self.telemetry.renew, self.pulse)
+
     def set_habits(self, **changes) -> None:
         """Counts from the users' next questions on."""
         self.users.habits = msgspec.structs.replace(self.users.habits, **changes)
@@ -73,7 +95,20 @@ class Service:
         for id in self.hub.read(lambda state: [r.id for r in state.requests.values() if r.state != "finished"]):
             self.client.abort(id)
 
+    def play(self, model: str, gpu: str, *, tp: int, dtype: str, kv: str, speed: float) -> None:
+        """The engine anew, modelled: a model and an accelerator of the planner's catalogues. Raises SourceError."""
+        self._restart({"model": model, "on": gpu, "tp": tp, "dtype": dtype, "kv": kv, "speed": speed})
+
+    def play_no_more(self) -> None:
+        """The engine that this process was started for."""
+        self._restart(self.own_options)
+
+    def _restart(self, options: dict) -> None:
+        self.users.stop()
+        self.source.restart(options)
+
     def close(self) -> None:
+        self.lab.close()
         self.source.close()
 
 

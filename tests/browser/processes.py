@@ -60,11 +60,13 @@ def process(command: Sequence[str], ready_url: str, log: Path, **environ: str) -
                 raise RuntimeError(f"{command} did not end within {END_S} s of Ctrl+C") from None
 
 
-def stub_engine(port: int, log: Path, *, num_blocks: int = 256, step_ms: float = 15):
-    """The engine server over a model that is a list of words."""
+def stub_engine(
+    port: int, log: Path, *, num_blocks: int = 256, step_ms: float = 15, computes_on: str = "host", **environ: str
+):
+    """The engine server over a model that is a list of words. `computes_on`: uuid of the device that it says is its."""
     command = [sys.executable, "-m", "tests.browser.stub_server", "--port", str(port)]
-    command += ["--num-blocks", str(num_blocks), "--step-ms", str(step_ms)]
-    return process(command, f"http://127.0.0.1:{port}/health", log, OMP_NUM_THREADS="1")
+    command += ["--num-blocks", str(num_blocks), "--step-ms", str(step_ms), "--computes-on", computes_on]
+    return process(command, f"http://127.0.0.1:{port}/health", log, OMP_NUM_THREADS="1", **environ)
 
 
 def dashboard(port: int, log: Path, *, script: str = "app.py", base: str = "", **environ: str):

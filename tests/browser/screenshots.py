@@ -1,6 +1,6 @@
-"""Makes the pictures of docs/ from the real thing: the bundled model, 32 users, both pages, light and dark.
+"""Makes the pictures of docs/ from the real thing: the bundled model, 32 users, every page, light and dark.
 
-python -m tests.browser.screenshots [folder]
+python -m tests.browser.screenshots [folder [width height]]
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from tests.browser.conftest import FLAGS, NAMES
 from tests.browser.pages import ask, count, picture, until, users
 from tests.browser.processes import ROOT, dashboard, free_port
 
-SIZE = {"width": 1280, "height": 800}
 PATIENCE_S = 180
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, width: int = 1280, height: int = 800) -> None:
     folder.mkdir(exist_ok=True)
     port = free_port()
     with tempfile.TemporaryDirectory() as logs, dashboard(port, Path(logs) / "ui.log"), sync_playwright() as playwright:
@@ -29,7 +28,8 @@ def main(folder: Path) -> None:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         pages: dict[str, Page] = {}
         for theme in ("light", "dark"):
-            context = browser.new_context(viewport=SIZE, color_scheme=theme, device_scale_factor=2)
+            size = {"width": width, "height": height}
+            context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=2)
             pages[theme] = context.new_page()
             pages[theme].goto(f"http://127.0.0.1:{port}")
         first = pages["light"]
@@ -53,6 +53,17 @@ def main(folder: Path) -> None:
                 cell = page.get_by_role("region", name="Block table").locator("td.tokens").first
                 until(lambda cell=cell: len(cell.inner_text()) > 10, "the block table", PATIENCE_S)
             _take(page, folder / f"blocks-{theme}.png")
+        for theme, page in pages.items():
+            for link in ("Phases", "Hardware"):
+                page.get_by_role("link", name=link).click()
+                page.wait_for_timeout(8000)  # some seconds of what moves
+                _take(page, folder / f"{link.lower()}-{theme}.png")
+        users(first, "0")
+        for theme, page in pages.items():
+            for link in ("Batching", "Load", "Explorer"):
+                page.get_by_role("link", name=link).click()
+                page.wait_for_timeout(4000)
+                page.screenshot(path=folder / f"{link.lower()}-{theme}.png", scale="css")
         browser.close()
 
 
@@ -68,4 +79,4 @@ def _take(page: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs", *map(int, sys.argv[2:4]))

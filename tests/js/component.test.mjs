@@ -54,7 +54,9 @@ function place() {
 }
 const states = [];
 const setStateValue = (name, value) => states.push([name, value]);
-const call = (parentElement, data) => component({ data, parentElement, setStateValue });
+const triggers = [];
+const setTriggerValue = (name, value) => triggers.push([name, value]);
+const call = (parentElement, data) => component({ data, parentElement, setStateValue, setTriggerValue });
 const done = () => mock.timers.tick(1);
 const ended = (probe) => probe.calls.filter(([what]) => what === "end").length;
 
@@ -158,4 +160,24 @@ test("a picture that does not exist is named, not thrown", () => {
   call(parent, { view: "<b>nonesuch</b>", url: "ws://a/8" });
   assert.equal(parent.root.textContent, "No such picture: <b>nonesuch</b>");
   assert.equal(Socket.all.length, 0);
+});
+
+test("a page that was drawn from something that has changed is drawn again, and once for each change", () => {
+  const here = place();
+  triggers.length = 0;
+  const mount = (pulse) => call(here, { view: "pulse", url: "ws://here/pulse", options: { pulse } });
+  const say = (pulse) => Socket.all.at(-1).onmessage({ data: JSON.stringify([{ type: "pulse", pulse }]) });
+  const end = mount("a");
+  say("a");
+  assert.deepEqual(triggers, []);
+  say("b");
+  say("b");
+  assert.deepEqual(triggers, [["pulse", "b"]]);
+  mount("b"); // what the rerun brings
+  assert.equal(triggers.length, 1);
+  say("c");
+  mount("b"); // a rerun that came too early to know
+  assert.deepEqual(triggers.slice(1), [["pulse", "c"], ["pulse", "c"]]);
+  end();
+  done();
 });

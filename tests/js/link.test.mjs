@@ -282,3 +282,32 @@ test("pushed frames: overlaps are skipped, a hole asks for a snapshot, silence i
   push({ type: "snapshot", state: { ...one.state, seq: 30 } });
   assert.equal(one.status, "live");
 });
+
+test("what costs something is asked for by a lease: at once, again after a break, and not after its end", () => {
+  mock.timers.reset();
+  mock.timers.enable({ apis: ["setTimeout", "setInterval"] });
+  const { one, socket } = connected();
+  const end = one.lease({ phases: true });
+  mock.timers.tick(4_000);
+  assert.deepEqual(socket.sent, [{ phases: true }, { phases: true }]);
+  socket.close();
+  mock.timers.tick(1_000);
+  last().opens();
+  last().says(hello); // live again: whoever asked need not wait for the next turn
+  assert.deepEqual(last().sent, [{ phases: true }]);
+  hide(true);
+  mock.timers.tick(4_000);
+  assert.equal(last().sent.length, 1, "nobody looks");
+  hide(false);
+  end();
+  mock.timers.tick(8_000);
+  assert.equal(last().sent.length, 1);
+});
+
+test("the newest message of phases is kept for pictures that come later", () => {
+  const { one, socket } = connected();
+  const heard = [];
+  one.on("phases", (message) => heard.push(message.t));
+  socket.says({ type: "phases", t: 1 }, { type: "phases", t: 2 });
+  assert.deepEqual([heard, one.phases.t], [[1, 2], 2]);
+});

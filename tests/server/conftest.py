@@ -40,7 +40,7 @@ class Served:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
-        self.host = EngineHost(self.bird.boot, names=("also-parrot",))
+        self.host = EngineHost(self.bird.boot, names=("also-parrot",), sensors=False)
         self.server = Server(create_app(self.host, **self._options))
         self._started.set()
         await self.server.serve([self._socket])

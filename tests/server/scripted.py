@@ -59,6 +59,9 @@ class Parrot:
     def configure(self, config: EngineConfig) -> None:
         pass
 
+    def move(self, plan: Plan) -> None:
+        pass
+
     def execute(self, plan: Plan) -> StepResult:
         self.gate.wait(30)
         time.sleep(self.step_s)
@@ -89,6 +92,7 @@ class Bird:
             encode_chat=self._encode_chat,
             device=torch.device("cpu"),
             dtype=torch.float32,
+            roofs=None,
         )
         self.has_template = True
         self.boot_error: Exception | None = None

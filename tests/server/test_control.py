@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from backend import events, fold
-from backend.telemetry import ceiling
 from tests.server.conftest import eventually, serving
 from tests.server.scripted import Bird
 
@@ -105,6 +104,7 @@ def test_switches_change_the_idle_engine(own):
         "used": 0,
         "cached": 0,
         "free": 32,
+        "largest_hole": 32,
     }
     assert http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}).json()["choices"][0]["text"] == "aba"
 
@@ -165,34 +165,18 @@ def test_aborting_what_is_not_there_is_fine(http):
         assert http.post(f"/engine/abort/{name}").json() == {"aborted": 0}
 
 
-def test_ceilings_are_measured_once_and_kept(own, monkeypatch):
+def test_steps_are_held_and_go_on(own):
     served, http = own
-    measured = []
-    kept = {}
-
-    def measure(device: str, dtype: str) -> ceiling.Ceilings:
-        measured.append((device, dtype))
-        value = ceiling.Ceiling(value=1e10, low=9e9, high=1.1e10, unit="B/s", way="copy_", ways={}, rounds=7)
-        where = ceiling.Conditions(device=device, device_name="d", host="h", dtype=dtype, threads=1, torch="2")
-        return ceiling.Ceilings(copy=value, read=value, matmul=value, conditions=where)
-
-    monkeypatch.setattr(ceiling, "measure", measure)
-    monkeypatch.setattr(ceiling, "cached", lambda device, dtype: kept.get(device))
-    monkeypatch.setattr(ceiling, "keep", lambda found: kept.update({found.conditions.device: found}))
-    served.bird.runner.step_s = SLOW_S
-    with http.stream("POST", "/v1/completions", json={"prompt": "busy", "max_tokens": 400, "stream": True}) as answer:
-        lines = answer.iter_lines()  # kept: a dropped iterator closes the stream
-        next(lines)
-        busy = httpx.get(f"{served.url}/engine/ceilings")
-        assert (busy.status_code, busy.json()["error"]["code"]) == (409, "not_idle")
-    eventually(served.idle)
-    for _ in range(2):
-        found = http.get("/engine/ceilings").json()
-        assert (found["read"]["value"], found["read"]["low"], found["conditions"]["dtype"]) == (1e10, 9e9, "float32")
-    assert measured == [("cpu", "float32")]
+    assert http.post("/engine/hold", json={"seconds": 30}).json() == {"steps": 0}
+    sent = threading.Thread(target=lambda: http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2}))
+    sent.start()
+    eventually(lambda: served.running == 1, "the request is there")
+    assert http.post("/engine/hold", json={"seconds": 30}).json() == {"steps": 0}
+    http.post("/engine/hold", json={"seconds": 0})
+    sent.join(20)
+    assert http.post("/engine/hold", json={"seconds": 0}).json()["steps"] == 2
 
 
-def test_telemetry_says_that_it_is_not_there(http):
-    answer = http.get("/engine/telemetry")
-    assert answer.status_code == 501
-    assert answer.json()["error"]["message"]
+@pytest.mark.parametrize("body", [{"seconds": 1000}, {"seconds": -1}, {}, {"seconds": 1, "forever": True}])
+def test_a_hold_that_cannot_be_is_400(http, body):
+    assert http.post("/engine/hold", json=body).status_code == 400

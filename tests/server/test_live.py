@@ -224,3 +224,77 @@ def test_the_server_ends_at_once_with_viewers_that_read_and_that_do_not():
             while True:
                 reading.recv(timeout=DEADLINE_S)
         assert closed.value.rcvd.code == 1012
+
+
+def test_a_page_hears_when_it_was_drawn_from_something_that_has_changed():
+    pulse = ["a"]
+    with serving(get_extras=lambda: live.Extras(pulse=lambda: pulse[0])) as site, connect(site.url) as client:
+        said = []
+
+        def heard(wanted: int) -> list[str]:
+            deadline = time.monotonic() + DEADLINE_S
+            while len(said) < wanted:
+                frame = json.loads(client.recv(timeout=max(0.01, deadline - time.monotonic())))
+                said.extend(message["pulse"] for message in frame if message["type"] == "pulse")
+            return said
+
+        assert heard(1) == ["a"]
+        pulse[0] = "b"  # while no event comes
+        assert heard(2) == ["a", "b"]
+        site.steps(5)
+        pulse[0] = "c"
+        assert heard(3) == ["a", "b", "c"]  # each said once
+
+
+def test_phases_come_only_to_those_who_ask_and_only_when_they_are_new():
+    asked, said = [], ['{"type":"phases","t":1}']
+
+    def phases() -> str:
+        asked.append(1)
+        return said[0]
+
+    extras = live.Extras(phases=phases)
+    with serving(get_extras=lambda: extras) as site, connect(site.url) as silent, connect(site.url) as asking:
+        site.steps(20)
+        read_until(silent, Viewer(), lambda v: v.state.step == 20)
+        assert not asked, "nobody asked, nothing may be computed"
+        assert question(asking, "phases", phases=True)["t"] == 1
+        said[0] = '{"type":"phases","t":2}'  # while no event comes, as when ceilings are measured
+        more = []
+        while not more:
+            frame = json.loads(asking.recv(timeout=DEADLINE_S))
+            more = [message["t"] for message in frame if message["type"] == "phases"]
+        assert more == [2]
+        asking.send(json.dumps({"phases": False}))
+        question(asking, "table", table=site.engine.running[0].number)  # it has been heard
+        count = len(asked)
+        site.steps(5)
+        assert not [m for m in read_until(silent, Viewer(), lambda v: v.state.step == 25) if m["type"] == "phases"]
+        assert len(asked) == count
+
+
+def test_a_lease_on_phases_ends_by_itself(monkeypatch):
+    monkeypatch.setattr(live, "LEASE_S", 0.0)
+    asked = []
+    extras = live.Extras(phases=lambda: asked.append(1) or "")
+    with serving(get_extras=lambda: extras) as site, connect(site.url) as client:
+        client.send(json.dumps({"phases": True}))
+        site.steps(3)
+        read_until(client, Viewer(), lambda v: v.state.step == 3)
+        assert not asked
+
+
+def test_who_looks_at_sensors_is_passed_on():
+    wanted = []
+    extras = live.Extras(watch_telemetry=wanted.append)
+    with serving(get_extras=lambda: extras) as site, connect(site.url) as client:
+        client.send(json.dumps({"telemetry": ["pcie"]}))
+        client.send(json.dumps({"telemetry": []}))
+        site.steps(2)
+        job = site.engine.running[0]
+        question(client, "table", table=job.number)
+        assert wanted == [["pcie"], []]
+        client.send(json.dumps({"telemetry": ["x" * 21]}))
+        with pytest.raises(ConnectionClosed):
+            while True:
+                client.recv(timeout=DEADLINE_S)

@@ -7,9 +7,11 @@ import json
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import openai
 import pytest
 
+from backend import events, what_if
 from backend.server.serve import Wanted
 from tests.server.conftest import Served, eventually
 from tests.server.test_serve import TINY
@@ -105,3 +107,31 @@ def test_long_texts_and_streams_do_not_disturb_each_other(served, client):
         long = httpx.post(f"{served.url}/tokenize", json={"prompt": "so many words " * 80}, timeout=60)
         assert long.json()["count"] > 500
     assert "".join(pieces + [chunk.choices[0].text for chunk in stream]) == whole
+
+
+def test_the_told_shape_counts_what_the_engine_counted(served, client):
+    """The phases page's modelled step and the engine's own events are one arithmetic on one model."""
+    hub = served.host.hub
+    shape = what_if.shape_of(hub.read(lambda state: msgspec.to_builtins(state.model))["shape"])
+    before = hub.read(lambda state: state.seq)
+    ids = list(range(40, 57))
+    client.completions.create(
+        model=client.models.list().data[0].id, prompt=[ids, ids[::-1]], max_tokens=6, temperature=0,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    steps = [event for event in map(events.decode, hub.lines_since(before)) if isinstance(event, events.Step)]
+    decoded = [step for step in steps if step.flops and not step.prefill]
+    assert len(decoded) >= 4
+    kv = shape.kv_bytes_per_token
+    for step in decoded:
+        batch = step.kv_write_bytes // kv
+        cost = what_if.decode_step(shape, batch, step.kv_read_bytes // kv // batch)
+        counted = step.flops, step.weight_bytes, step.kv_read_bytes, step.kv_write_bytes, step.activation_bytes
+        assert counted == (
+            cost.flops,
+            cost.weight_bytes,
+            cost.kv_read_bytes,
+            cost.kv_write_bytes,
+            cost.activation_bytes,
+        )
+        assert step.attention_flops == cost.attention_flops

@@ -36,7 +36,8 @@ export function hitRate(state, over = HITS_OVER) {
   return { share: admitted.reduce((sum, r) => sum + r.cached_tokens, 0) / asked, over: admitted.length };
 }
 
-const NONE = "No traffic";
+export const NONE = "No traffic";
+export const MISSING = "Not available";
 
 /** name → [label, (state, now, units) → [value, line below], how it is obtained] */
 const CARDS = {
@@ -145,8 +146,12 @@ export class Numbers {
     this.write();
   }
 
+  catalogue() {
+    return CARDS;
+  }
+
   card(name) {
-    const [label, read, how] = CARDS[name];
+    const [label, read, how] = this.catalogue()[name];
     const value = element("div", { class: "value" }, "No data");
     const below = element("div", { class: "below" }, "nothing heard of an engine yet");
     const source = element("span");
@@ -177,11 +182,11 @@ export class Numbers {
     // The engine's clock goes on while nothing happens, so that a rate can fall to "no traffic".
     const now = state.t + (performance.now() - this.heard) / 1000;
     for (const { value, below, read, source, node } of this.cards) {
-      const [big, small] = read(state, now, this.units);
+      const [big, small] = read(state, now, this.units, this.live);
       setText(value, big);
       setText(below, small);
       setText(source, `${state.evidence || "measured"} · source: ${state.source || "engine"} events`);
-      node.classList.toggle("none", big === NONE || big === "Off");
+      node.classList.toggle("none", big === NONE || big === MISSING || big === "Off");
     }
     this.row.dataset.step = state.step;
   }

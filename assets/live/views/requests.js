@@ -1,6 +1,7 @@
 // Who owns what: the requests of the pool as a list; choosing one lights up its blocks and shows its block table.
-import { STATES, count, letters, paintTokens, themeOf } from "./draw.js";
-import { chipElement, element, heading, hueChip, setText } from "./dom.js";
+import { STATES, count, letters } from "./draw.js";
+import { chipElement, element, hueChip, setText } from "./dom.js";
+import { Panel } from "./panel.js";
 import { selection } from "./select.js";
 
 const REFRESH_MS = 250;
@@ -14,10 +15,9 @@ export function listed(state) {
   return [...live, ...finished.slice(0, FINISHED_SHOWN)];
 }
 
-export class Requests {
+export class Requests extends Panel {
   constructor(root, live) {
-    this.live = live;
-    this.root = root;
+    super(root, live, REFRESH_MS);
     this.list = element("div", { class: "requests", role: "listbox", tabindex: 0, "aria-label": "Requests" });
     this.empty = element("p", { class: "empty" }, "No request yet. Start some users, or type a prompt in the cockpit.");
     this.empty.hidden = this.list.hidden = true; // until it is known which of the two is true
@@ -29,25 +29,10 @@ export class Requests {
       if (row) selection.pick(Number(row.dataset.request));
     });
     this.list.addEventListener("keydown", (e) => this.key(e));
-    this.onpick = () => this.mark();
-    selection.addEventListener("change", this.onpick);
-    this.timer = setInterval(() => this.write(), REFRESH_MS);
   }
 
-  options({ title, height }) {
-    heading(this.root, title);
-    if (height) this.box.style.height = `${height}px`;
-  }
-
-  theme(host) {
-    this.colors = themeOf(host);
-    paintTokens(this.root, this.colors);
+  coloured() {
     for (const [number, row] of this.rows) hueChip(row.chip, this.colors, number);
-  }
-
-  update(state) {
-    this.state = state;
-    this.due = true;
   }
 
   key(event) {
@@ -86,7 +71,7 @@ export class Requests {
     this.empty.hidden = wanted.length > 0;
     this.list.hidden = wanted.length === 0;
     this.list.dataset.rows = wanted.length;
-    this.mark();
+    this.picked();
   }
 
   row(number) {
@@ -101,15 +86,10 @@ export class Requests {
     return row;
   }
 
-  mark() {
+  picked() {
     for (const [number, { node }] of this.rows) node.setAttribute("aria-selected", String(number === selection.focus));
     const focus = selection.focus;
     if (this.rows.has(focus)) this.list.setAttribute("aria-activedescendant", `request-${focus}`);
     else this.list.removeAttribute("aria-activedescendant");
-  }
-
-  end() {
-    clearInterval(this.timer);
-    selection.removeEventListener("change", this.onpick);
   }
 }

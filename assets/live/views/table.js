@@ -1,16 +1,16 @@
 // The block table of the followed request: logical block → physical block, its tokens as text.
-import { STATES, count, letters, paintTokens, themeOf } from "./draw.js";
-import { chipElement, element, heading, hueChip, setText, visible } from "./dom.js";
+import { STATES, count, letters } from "./draw.js";
+import { chipElement, element, hueChip, setText, visible } from "./dom.js";
 import { kindOf } from "./grid.js";
+import { Panel } from "./panel.js";
 import { selection } from "./select.js";
 
 const REFRESH_MS = 250;
 const ASK_MS = 600; // how often the text of a growing table is asked for again
 
-export class BlockTable {
+export class BlockTable extends Panel {
   constructor(root, live) {
-    this.live = live;
-    this.root = root;
+    super(root, live, REFRESH_MS);
     this.chip = chipElement(1);
     this.title = element("span", { class: "who" });
     this.head = element("header", { hidden: true }, this.chip, this.title);
@@ -28,28 +28,13 @@ export class BlockTable {
     root.append(this.box);
     this.texts = new Map(); // physical block → text, of the followed request
     this.off = live.on?.("table", (answer) => this.answered(answer));
-    this.onpick = () => this.follow();
-    selection.addEventListener("change", this.onpick);
-    this.timer = setInterval(() => this.write(), REFRESH_MS);
   }
 
-  options({ title, height }) {
-    heading(this.root, title);
-    if (height) this.box.style.height = `${height}px`;
-  }
-
-  theme(host) {
-    this.colors = themeOf(host);
-    paintTokens(this.root, this.colors);
+  coloured() {
     if (this.number) hueChip(this.chip, this.colors, this.number);
   }
 
-  update(state) {
-    this.state = state;
-    this.due = true;
-  }
-
-  follow() {
+  picked() {
     if (this.number === selection.focus) return;
     this.number = selection.focus;
     this.texts.clear();
@@ -109,8 +94,7 @@ export class BlockTable {
   }
 
   end() {
-    clearInterval(this.timer);
+    super.end();
     this.off?.();
-    selection.removeEventListener("change", this.onpick);
   }
 }

@@ -1,6 +1,7 @@
 // What up to four requests say, as they say it. Model text is data: it only ever becomes text nodes.
-import { STATES, count, letters, paintTokens, themeOf } from "./draw.js";
-import { chipElement, element, heading, hueChip, setText } from "./dom.js";
+import { STATES, count, letters } from "./draw.js";
+import { chipElement, element, hueChip, setText } from "./dom.js";
+import { Panel } from "./panel.js";
 import { selection } from "./select.js";
 
 const PANES = 4;
@@ -24,42 +25,34 @@ export function whomToShow(state, { picked, shown, own }) {
   return result;
 }
 
-export class Text {
+export class Text extends Panel {
   constructor(root, live) {
-    this.live = live;
-    this.root = root;
+    super(root, live, REFRESH_MS);
     this.panes = new Map();
-    this.list = element("div", { class: "panes" });
+    this.box = this.list = element("div", { class: "panes" });
     this.empty = element("p", { class: "empty" }, "What the model says appears here, token by token.");
     root.append(this.list);
     this.list.append(this.empty);
     this.off = live.on?.("text", (piece) => this.said(piece));
-    this.onpick = () => this.choose();
-    selection.addEventListener("change", this.onpick);
-    this.timer = setInterval(() => this.write(), REFRESH_MS);
   }
 
-  options({ title, own, height }) {
-    heading(this.root, title);
-    for (const id of own ?? []) selection.own.add(id);
-    if (height) this.list.style.height = `${height}px`;
-    if (this.state) this.choose();
+  options(options) {
+    super.options(options);
+    for (const id of options.own ?? []) selection.own.add(id);
+    if (this.state) this.picked();
   }
 
-  theme(host) {
-    this.colors = themeOf(host);
-    paintTokens(this.root, this.colors);
+  coloured() {
     for (const [number, pane] of this.panes) hueChip(pane.chip, this.colors, number);
   }
 
   update(state) {
     if (this.epoch !== undefined && this.epoch !== state.epoch) this.panes.forEach((pane, number) => this.close(number));
     this.epoch = state.epoch;
-    this.state = state;
-    this.due = true;
+    super.update(state);
   }
 
-  choose() {
+  picked() {
     if (!this.state) return;
     const numbers = whomToShow(this.state, selection);
     selection.show(numbers);
@@ -129,7 +122,7 @@ export class Text {
     const { state } = this;
     if (!state || !this.due || document.hidden) return;
     this.due = false;
-    this.choose();
+    this.picked();
     for (const [number, pane] of this.panes) {
       const request = state.requests[number];
       if (!request) continue;
@@ -144,8 +137,7 @@ export class Text {
   }
 
   end() {
-    clearInterval(this.timer);
+    super.end();
     this.off?.();
-    selection.removeEventListener("change", this.onpick);
   }
 }
