@@ -1,0 +1,5 @@
+"""How much load can I accept?"""
+
+from pages.widgets import load
+
+load.show()
