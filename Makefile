@@ -31,7 +31,7 @@ test: export HF_HUB_OFFLINE = 1
 test:
 	@.ci/setup test
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 lint:
 	@.ci/setup lint

@@ -20,7 +20,14 @@ from backend.server.listen import bind, is_loopback
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
-PARTS = {"models": "backend.models.cli", "measure": "backend.telemetry.cli", "bench": "backend.bench.cli"}
+PARTS = {
+    "models": "backend.models.cli",
+    "measure": "backend.telemetry.cli",
+    "bench": "backend.bench.cli",
+    "experiment": "backend.experiments.cli",
+    "load": "backend.workload.cli",
+    "plan": "backend.planner.cli",
+}
 
 
 class Weights(StrEnum):
@@ -35,10 +42,13 @@ class Policy(StrEnum):
 
 class Preemption(StrEnum):
     recompute = "recompute"
+    swap = "swap"
 
 
 class Allocator(StrEnum):
     paged = "paged"
+    reserve = "reserve"
+    first_fit = "first-fit"
 
 
 class Attention(StrEnum):
@@ -50,6 +60,19 @@ class Attention(StrEnum):
 class Linear(StrEnum):
     auto = "auto"
     packed = "packed"
+    plain = "plain"
+
+
+class Efficiency(StrEnum):
+    bound = "bound"
+    fast = "fast"
+    typical = "typical"
+    slow = "slow"
+
+
+class Fusion(StrEnum):
+    auto = "auto"
+    fused = "fused"
     plain = "plain"
 
 
@@ -84,9 +107,25 @@ def serve(
         int | None, typer.Option(min=1, help="Prompt tokens of one request in a step, at most.")
     ] = None,
     policy: Annotated[Policy | None, typer.Option(help="Batching.")] = None,
-    allocator: Annotated[Allocator | None, typer.Option(help="How KV memory is given out.")] = None,
+    allocator: Annotated[
+        Allocator | None,
+        typer.Option(
+            help="How KV memory is given out: in blocks; in one piece for the model's longest answer; in one piece for "
+            "what was asked. The last two need --no-prefix-cache."
+        ),
+    ] = None,
     no_prefix_cache: Annotated[bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.")] = False,
-    preemption: Annotated[Preemption | None, typer.Option(help="What happens when blocks run out.")] = None,
+    no_kv_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-kv-cache",
+            help="Compute all tokens anew in every step. Needs --no-prefix-cache, and a token budget for it.",
+        ),
+    ] = False,
+    preemption: Annotated[
+        Preemption | None,
+        typer.Option(help="When blocks run out: compute again later, or keep K and V in host memory."),
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Context limit, below the model's own.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads that compute; 0: one a core.")] = 0,
     attention: Annotated[
@@ -95,6 +134,23 @@ def serve(
     linear: Annotated[
         Linear, typer.Option(help="Linear layers: weights packed for this CPU, or torch's; auto: packed if built.")
     ] = Linear.auto,
+    fusion: Annotated[
+        Fusion, typer.Option(help="Norms, gated MLPs and projections: one compiled operation each, or the model's own.")
+    ] = Fusion.auto,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="An accelerator of the catalogue (h100-sxm …): nothing is loaded, step times come from the planner."
+        ),
+    ] = "",
+    tp: Annotated[int, typer.Option(min=1, max=1024, help="With --on: how many of them share every layer.")] = 1,
+    kv: Annotated[str, typer.Option(help="With --on: how keys and values are stored: bf16, fp8, int8 …")] = "bf16",
+    efficiency: Annotated[
+        Efficiency, typer.Option(help="With --on: where in the band of measured servers; bound: at the limit itself.")
+    ] = Efficiency.typical,
+    speed: Annotated[
+        float, typer.Option(min=0.01, max=100, help="With --on: modelled time passes so many times as fast.")
+    ] = 1.0,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with a key that clients must send as Bearer token.")
     ] = None,
@@ -132,6 +188,7 @@ def serve(
         "allocator": allocator and allocator.value,
         "preemption": preemption and preemption.value,
         "prefix_cache": False if no_prefix_cache else None,
+        "kv_cache": False if no_kv_cache else None,
         "max_model_len": max_model_len,
     }
     from backend.server import serve as serving  # late: the port answers while this is imported
@@ -144,6 +201,9 @@ def serve(
         threads=_threads(threads),
         attention=attention.value,
         linear=linear.value,
+        fusion=fusion.value,
+        on=on,
+        modelled={"tp": tp, "kv": kv, "efficiency": efficiency.value, "speed": speed},
         switches={name: value for name, value in switches.items() if value is not None},
     )
     serving.run(listening, wanted, api_key=api_key, loopback=loopback, die_with_parent=die_with_parent)

@@ -21,6 +21,11 @@ page = st.navigation(
     [
         st.Page("cockpit.py", title="Cockpit", icon=":material/speed:", default=True),
         st.Page("blocks.py", title="KV blocks", icon=":material/grid_view:", url_path="blocks"),
+        st.Page("phases.py", title="Phases", icon=":material/stacked_line_chart:", url_path="phases"),
+        st.Page("batching.py", title="Batching", icon=":material/view_week:", url_path="batching"),
+        st.Page("load.py", title="Load", icon=":material/monitoring:", url_path="load"),
+        st.Page("hardware.py", title="Hardware", icon=":material/developer_board:", url_path="hardware"),
+        st.Page("explorer.py", title="Explorer", icon=":material/travel_explore:", url_path="explorer"),
     ],
     position="top",
 )

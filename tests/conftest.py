@@ -15,11 +15,23 @@ def smollm2_path() -> Path:
     return find.path("smollm2-135m")
 
 
+BROWSER = "tests/browser/"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2`), each takes whole files, so that what a module sets up is set up once, and one of
-    them takes all of the browser's tests, which share a Chromium and two dashboards. Those take longest and begin
-    first; without workers they come last."""
-    parallel = config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput")
-    items.sort(key=lambda item: ("browser" in item.path.parts) != parallel)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("browser" if "browser" in item.path.parts else str(item.path)))
+    """The browser's tests take longest: beside others (`-n 2`) they begin first, else they come last."""
+    parallel = hasattr(config, "workerinput")
+    items.sort(key=lambda item: item.nodeid.startswith(BROWSER) != parallel)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Each worker takes whole files, so that what a module sets up is set up once; and one of them takes all of the
+    browser's tests, which share a Chromium and two dashboards."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)

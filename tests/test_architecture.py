@@ -41,9 +41,12 @@ RULES = {
     "backend/hub.py": ("backend.engine", "backend.server", "backend.sources"),
     "backend/planner": ("backend.engine", "backend.server", "backend.models", "torch", "transformers", "httpx"),
     "backend/telemetry": ("backend.engine", "backend.server", "backend.models"),
+    "backend/phases.py": ("backend.engine", "backend.server", "backend.sources", "torch"),
+    "backend/what_if.py": ("backend.engine", "backend.server", "backend.hub", "torch"),
     "backend/engine": ("backend.server", "backend.sources", "backend.hub", "backend.workload"),
     "backend/models": ("backend.server", "backend.sources", "backend.hub"),
     "backend/sources": ("backend.engine", "torch", "transformers"),
+    "backend/experiments": ("backend.engine", "backend.server", "torch", "transformers"),
     "backend/workload": ("backend.engine", "torch", "transformers"),
     "pages": ("torch", "transformers", "backend.engine"),
     "app.py": ("torch", "transformers", "backend.engine"),
@@ -55,10 +58,17 @@ def test_imports_run_one_way(room):
     assert offenders(room, RULES[room]) == []
 
 
+def test_only_one_module_talks_to_nvml():
+    users = [file.name for file in (ROOT / "backend").rglob("*.py") if "pynvml" in imports(file)]
+    assert users == ["nvml.py"]
+
+
 def test_the_ui_process_never_loads_torch():
     """Not even through a third module: torch's objects would make every rerun's garbage collection slow."""
     widgets = [f"pages.widgets.{p.stem}" for p in (ROOT / "pages" / "widgets").glob("*.py") if p.stem != "__init__"]
     modules = ["backend.hub", "backend.sources", "backend.workload.users", "backend.server.live", *widgets]
+    modules += ["backend.experiments.load", "backend.experiments.imports"]
+    modules += ["backend.telemetry.sampler", "backend.telemetry.join", "backend.telemetry.peaks"]
     code = f"""
 import importlib, sys
 for module in {modules!r}:

@@ -87,6 +87,9 @@ def test_no_command_is_left_out():
         ".venv/bin/python -m backend models list",
         ".venv/bin/python -m backend measure",
         ".venv/bin/python -m backend bench --quick",
+        ".venv/bin/python -m backend plan --model",
+        ".venv/bin/python -m backend load --url",
+        ".venv/bin/python -m backend serve --model llama-3-70b --on",
         "KVSCOPE_ENGINE_URL=",
     )
     assert [c for c in commands() if not c.startswith(known)] == []
@@ -98,6 +101,8 @@ def test_the_engine_answers_and_a_dashboard_follows_it():
     with running(engine, f"http://127.0.0.1:{port}/health"):
         answer = json.loads(run(command("curl").replace("8000", port)))
         assert answer["choices"][0]["message"]["content"]
+        load = command(".venv/bin/python -m backend load").replace("8000", port)
+        assert "TTFT" in run(load + " --requests 2 --min-seconds 0 --input-tokens 8 --output-tokens 2")
         follow = command("KVSCOPE_ENGINE_URL").replace("8000", port) + f" HEADLESS=1 PORT={page}"
         with running(follow, f"http://127.0.0.1:{page}/_stcore/health"):
             pass
@@ -112,9 +117,18 @@ def test_a_model_of_random_weights(tmp_path):
         pass
 
 
+def test_hardware_that_is_not_here():
+    port = str(free_port())
+    line = command(".venv/bin/python -m backend serve --model llama-3-70b --on").replace("8000", port)
+    with running(line, f"http://127.0.0.1:{port}/health"):
+        state = httpx.get(f"http://127.0.0.1:{port}/engine/state").json()
+        assert (state["model"]["weights"], state["device"]["kind"]) == ("modelled", "modelled")
+
+
 def test_looking_after_models_and_measuring(tmp_path):
     assert "smollm2-135m" in run(command(".venv/bin/python -m backend models list"))
     assert "GB/s" in run(command(".venv/bin/python -m backend measure"), XDG_CACHE_HOME=str(tmp_path))
+    assert "sequences at once" in run(command(".venv/bin/python -m backend plan"))
 
 
 def test_the_bench(tmp_path):

@@ -22,6 +22,15 @@ POLICIES = {
     "continuous": "Requests enter and leave the batch at every step.",
     "static": "A batch is filled, then runs until its last request is done.",
 }
+ALLOCATORS = {
+    "paged": "Blocks are given out as they fill.",
+    "reserve": "All that the context allows, at once and in one piece.",
+    "first-fit": "All that the answer may take, in the first hole that is large enough.",
+}
+PREEMPTIONS = {
+    "recompute": "What was computed is dropped and computed again.",
+    "swap": "It goes to the host's memory and comes back.",
+}
 
 
 def attempt(action: Callable[[], Any], what: str) -> bool:
@@ -190,7 +199,7 @@ def _switches() -> None:
                 with columns[i % 2]:
                     wanted[name] = FIELDS[name](config[name])
             if st.form_submit_button("Apply", icon=":material/check:"):
-                _apply({name: value for name, value in wanted.items() if value != config[name]})
+                _apply(_together({name: value for name, value in wanted.items() if value != config[name]}, wanted))
         st.button(
             "Reset prefix cache",
             key="reset_cache",
@@ -198,6 +207,12 @@ def _switches() -> None:
             help="Forgets what cached blocks hold; they become free. Needs an idle engine.",
             on_click=_reset,
         )
+
+
+def _together(changes: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Memory in one piece cannot be shared: whoever chooses it means the prefix cache to be off."""
+    one_piece = changes.get("allocator", "paged") != "paged" and wanted.get("prefix_cache")
+    return changes | ({"prefix_cache": False} if one_piece else {})
 
 
 def _choice(label: str, options: Iterable[Any], now: Any, help: str) -> Any:
@@ -225,6 +240,12 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     ),
     "policy": lambda now: _choice(
         "Batching", POLICIES, now, " ".join(f"{name}: {what}" for name, what in POLICIES.items())
+    ),
+    "allocator": lambda now: _choice(
+        "KV memory", ALLOCATORS, now, " ".join(f"{name}: {what}" for name, what in ALLOCATORS.items())
+    ),
+    "preemption": lambda now: _choice(
+        "Preemption", PREEMPTIONS, now, " ".join(f"{name}: {what}" for name, what in PREEMPTIONS.items())
     ),
     "prefix_cache": lambda now: st.toggle("Prefix cache", now, help="Blocks are found by the hash of what they hold."),
 }
