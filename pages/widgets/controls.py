@@ -55,9 +55,9 @@ def workload(*, switches: bool = False) -> None:
     ready = found.status.phase == "ready"
     counts, habits = found.users.counts, found.habits
     # A count that is none of the choices (a script may set any) is shown by none of them.
-    st.session_state.users = counts.users if counts.users in USERS else None
-    st.session_state.shared_prompt = habits.shared_prompt
-    st.session_state.break_prefix = habits.break_prefix
+    _show("users", counts.users if counts.users in USERS else None)
+    _show("shared_prompt", habits.shared_prompt)
+    _show("break_prefix", habits.break_prefix)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="workload"):
         st.segmented_control(
             "Users",
@@ -100,10 +100,18 @@ def workload(*, switches: bool = False) -> None:
             _busy(waiting)
 
 
+def _show(key: str, value: Any) -> None:
+    """Sets a widget only where it shows something else: what is set here overwrites what a person clicks meanwhile."""
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
+
+
 def _set_users() -> None:
-    count = st.session_state.users
+    count, found = st.session_state.users, service.get()
     if count is not None:
-        service.get().set_users(count)
+        # Two quick clicks come in one rerun, and this callback may be called before a toggle's own.
+        found.set_habits(shared_prompt=st.session_state.shared_prompt, break_prefix=st.session_state.break_prefix)
+        found.set_users(count)
 
 
 # ---- prompt ------------------------------------------------------------------------------------------------------
