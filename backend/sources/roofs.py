@@ -38,7 +38,9 @@ class RoofKeeper:
     def known(self, epoch: str) -> dict[str, Any]:
         """What is known now, as the browser gets it. Asks in the background when nothing is known of this `epoch`."""
         with self._lock:
-            if epoch != self._epoch and not self._busy:
+            if epoch != self._epoch and self._busy:
+                return {"state": "unknown", "text": "", "share": 0.0}  # what is known is of an engine before this one
+            if epoch != self._epoch:
                 self._epoch, self._now, self._not_before = epoch, Roofs(), 0.0
             if epoch and self._now.state == "unknown" and not self._busy and time.monotonic() >= self._not_before:
                 self._start(self._ask())

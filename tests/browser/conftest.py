@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.processes import dashboard, free_port, stub_engine
 
+expect.set_options(timeout=20_000)  # milliseconds: two cores are shared with an engine and a second worker
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -9,7 +9,7 @@ from backend.events import Finished, Hello
 from tests.engine.stub import ids, run
 from tests.engine.tiny import assert_same, prompts, reference
 
-COUNT, NEW, SHARED = 64, 5, 40
+COUNT, NEW, SHARED = 32, 5, 40
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -56,7 +56,7 @@ def test_the_referee_says_what_generate_says(case):
         ("a pool too small", {"max_running": 32, "block_size": 4, "num_blocks": 200, "prefix_cache": False}),
     ],
 )
-def test_64_prompts_together(case, smollm2_path, name, switches):
+def test_many_prompts_together(case, smollm2_path, name, switches):
     from backend.models.loader import load
 
     referee, texts = case
