@@ -101,8 +101,8 @@ def test_the_engine_answers_and_a_dashboard_follows_it():
     with running(engine, f"http://127.0.0.1:{port}/health"):
         answer = json.loads(run(command("curl").replace("8000", port)))
         assert answer["choices"][0]["message"]["content"]
-        load = command(".venv/bin/python -m backend load").replace("8000", port)
-        assert "TTFT" in run(load + " --requests 2 --min-seconds 0 --input-tokens 8 --output-tokens 2")
+        load = command(".venv/bin/python -m backend load").replace("8000", port).replace("1,2,4,8", "20")
+        assert "TTFT" in run(load + " --requests 10 --min-seconds 0 --input-tokens 8 --output-tokens 2")
         follow = command("KVSCOPE_ENGINE_URL").replace("8000", port) + f" HEADLESS=1 PORT={page}"
         with running(follow, f"http://127.0.0.1:{page}/_stcore/health"):
             pass

@@ -86,7 +86,7 @@ def measure_roof(settings: Settings) -> dict:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=settings.timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"measuring the roof failed: {done.stderr.strip()[-300:]}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["ceilings"]
 
 
 def _progress(line: dict) -> str:

