@@ -17,6 +17,7 @@ import psutil
 import typer
 
 from backend.server.listen import bind, is_loopback
+from backend.sources.embedded import SPIN_COUNT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -218,10 +219,10 @@ def _threads(wanted: int) -> int:
 
 
 def _set_threads(wanted: int) -> None:
-    """OpenMP's size, and threads that sleep between steps: spinning ones would take the cores from the UI."""
+    """OpenMP's size, and threads that soon sleep: spinning ones would take the cores from the UI."""
     os.environ["OMP_NUM_THREADS"] = str(_threads(wanted))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

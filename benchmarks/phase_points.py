@@ -34,12 +34,13 @@ LINE = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--largest", type=int, default=1 << 20, help="shapes of more tokens than this are left out")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     source = open_source({"model": asked.model, "num_blocks": 2048})
     try:
-        report = run(source, asked.rounds)
+        report = run(source, asked.rounds, [s for s in SHAPES if s.batch * s.context <= asked.largest])
     finally:
         source.close()
     out = asked.out or ROOT / "benchmarks" / "results" / f"phases-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -47,7 +48,7 @@ def main() -> None:
     print(out)
 
 
-def run(source, rounds: int) -> dict:
+def run(source, rounds: int, shapes: list[Shape]) -> dict:
     wait(lambda: source.status.phase == "ready", source)
     ceilings = source.client.measure_ceilings()
     ridge = ceilings["matmul"]["value"] / ceilings["read"]["value"]
@@ -55,7 +56,7 @@ def run(source, rounds: int) -> dict:
     print(f"{model} on {device}: ridge {ridge:.2f} FLOP/byte")
     print(f"{'shape':>12} {'phase':8} {'FLOP/byte':>10} {'GFLOP/s':>9} {'ms/token':>9}  spread   verdict")
     rows = []
-    for shape in SHAPES:
+    for shape in shapes:
         found: dict[str, list] = {}
         for _ in range(rounds):
             for phase, told in one(source, shape, ceilings).items():

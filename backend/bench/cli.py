@@ -60,6 +60,7 @@ def command(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         options=_switches(switch or []),
+        roof_rounds=1 if quick else 5,
     )
     report = bench.run(settings, lambda line: print(line, file=sys.stderr, flush=True))
     if not report["engines"]:

@@ -31,6 +31,7 @@ class Settings:
     output_tokens: int
     options: dict = field(default_factory=dict)  # switches of our engine
     timeout_s: float = 1200.0  # a turn may take this long
+    roof_rounds: int = 5  # of one measurement of the roof
 
 
 def run(settings: Settings, say: Say) -> dict:
@@ -82,7 +83,7 @@ def run(settings: Settings, say: Say) -> dict:
 def measure_roof(settings: Settings) -> dict:
     """In a process of its own, with the engines' threads; a few seconds."""
     command = [sys.executable, "-m", "backend.telemetry.cli", "--fresh", "--json"]
-    command += ["--dtype", settings.dtype, "--threads", str(settings.threads), "--rounds", "5"]
+    command += ["--dtype", settings.dtype, "--threads", str(settings.threads), "--rounds", str(settings.roof_rounds)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=settings.timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"measuring the roof failed: {done.stderr.strip()[-300:]}")

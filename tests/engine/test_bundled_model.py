@@ -9,7 +9,7 @@ from backend.events import Finished, Hello
 from tests.engine.stub import ids, run
 from tests.engine.tiny import assert_same, prompts, reference
 
-COUNT, NEW, SHARED = 32, 5, 40
+COUNT, NEW, SHARED = 16, 5, 40
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -53,7 +53,7 @@ def test_the_referee_says_what_generate_says(case):
     ("name", "switches"),
     [
         ("everything at once", {"max_running": 32, "chunk_size": 16, "num_blocks": 512}),
-        ("a pool too small", {"max_running": 32, "block_size": 4, "num_blocks": 200, "prefix_cache": False}),
+        ("a pool too small", {"max_running": 32, "block_size": 4, "num_blocks": 90, "prefix_cache": False}),
     ],
 )
 def test_many_prompts_together(case, smollm2_path, name, switches):

@@ -52,7 +52,7 @@ def test_it_starts_and_its_events_come_in(source):
     assert source.client.health() == ""
     first = json.loads(next(line for line in source.status.lines if line.startswith("{")))
     assert first["flags"] == ["--port", "0", "--die-with-parent"]
-    assert (first["OMP_WAIT_POLICY"], first["GOMP_SPINCOUNT"]) == ("PASSIVE", "0") and int(
+    assert (first["OMP_WAIT_POLICY"], first["GOMP_SPINCOUNT"]) == ("PASSIVE", "3000") and int(
         first["OMP_NUM_THREADS"]
     ) >= 1
 
