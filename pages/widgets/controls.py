@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from backend.sources.remote import EngineError
-from pages.widgets import service
+from pages.widgets import live, service
 from pages.widgets.format import plain
 
 USERS = (0, 1, 8, 32, 64)
@@ -55,9 +55,10 @@ def workload(*, switches: bool = False) -> None:
     ready = found.status.phase == "ready"
     counts, habits = found.users.counts, found.habits
     # A count that is none of the choices (a script may set any) is shown by none of them.
-    _show("users", counts.users if counts.users in USERS else None)
-    _show("shared_prompt", habits.shared_prompt)
-    _show("break_prefix", habits.break_prefix)
+    fresh = st.session_state.get(live.NEW_PAGE, False)
+    _show("users", counts.users if counts.users in USERS else None, fresh)
+    _show("shared_prompt", habits.shared_prompt, fresh)
+    _show("break_prefix", habits.break_prefix, fresh)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium", key="workload"):
         st.segmented_control(
             "Users",
@@ -89,6 +90,7 @@ def workload(*, switches: bool = False) -> None:
             disabled=not ready,
             on_click=lambda: attempt(found.stop_all, "Stop all"),
         )
+        st.session_state[live.NEW_PAGE] = False
         if switches:
             _switches()
         if counts.users and counts.failed:
@@ -100,9 +102,10 @@ def workload(*, switches: bool = False) -> None:
             _busy(waiting)
 
 
-def _show(key: str, value: Any) -> None:
-    """Sets a widget only where it shows something else: what is set here overwrites what a person clicks meanwhile."""
-    if key not in st.session_state or st.session_state[key] != value:
+def _show(key: str, value: Any, fresh: bool) -> None:
+    """Sets a widget only where it shows something else, or is new on its page: this overwrites what a person
+    clicks meanwhile."""
+    if fresh or key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
 
 

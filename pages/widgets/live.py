@@ -18,6 +18,7 @@ from pages.widgets import service
 from pages.widgets.bundle import bundle
 from pages.widgets.theme import ASSETS, tokens
 
+NEW_PAGE = "page_is_new"  # in the session: widgets of the page before have lost what they showed
 FALLBACK_S = 0.25  # between two frames where no WebSocket can be
 _PAGE, _NO_SOCKET, _CURSOR, _SNAPSHOT = (
     "live_page_path",
@@ -40,6 +41,8 @@ def _component():
 
 def on_page(url_path: str) -> None:
     """Called by the shell: the address of the app is the page's address without this."""
+    if st.session_state.get(_PAGE) != url_path:
+        st.session_state[NEW_PAGE] = True
     st.session_state[_PAGE] = url_path
 
 

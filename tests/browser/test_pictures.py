@@ -169,6 +169,20 @@ def test_a_request_shows_its_block_table_with_its_words(stub, open_page):
     expect(table.locator("tbody tr").first).to_contain_text("16/16")
 
 
+def test_the_users_that_run_are_shown_on_every_page(stub, open_page):
+    page = open_page(stub)
+    quiet(page)
+    users(page, "8")
+    for name in ("KV blocks", "Phases", "Explorer", "Cockpit"):
+        page.get_by_role("link", name=name).click()
+        if name != "Explorer":
+            chosen = page.get_by_role("radiogroup", name="Users").get_by_role("radio", name="8", exact=True)
+            expect(chosen).to_be_checked()
+            shared = page.get_by_test_id("stCheckbox").filter(has_text="Shared system prompt").locator("input")
+            expect(shared).to_be_checked()
+    quiet(page)
+
+
 def test_two_tabs_watch_one_engine(stub, open_page):
     first, second = open_page(stub), open_page(stub)
     quiet(first)
