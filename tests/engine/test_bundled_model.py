@@ -52,7 +52,7 @@ def test_the_referee_says_what_generate_says(case):
 @pytest.mark.parametrize(
     ("name", "switches"),
     [
-        ("everything at once", {"max_running": 32, "chunk_size": 16, "num_blocks": 512}),
+        ("everything at once", {"max_running": 8, "chunk_size": 16, "num_blocks": 512}),
         ("a pool too small", {"max_running": 32, "block_size": 4, "num_blocks": 90, "prefix_cache": False}),
     ],
 )
