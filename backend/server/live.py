@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
 
 
 class Extras(msgspec.Struct):
-    """What costs something and therefore comes only while it is asked for."""
+    """What comes beside the events: phases and sensors cost something and come only while they are asked for."""
 
     phases: Callable[[], str] = lambda: ""  # the newest message, encoded; "": none
     watch_telemetry: Callable[[list[str]], None] = lambda panels: None

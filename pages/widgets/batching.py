@@ -11,12 +11,10 @@ import streamlit as st
 
 from backend.experiments import Experiment, ExperimentError, Result, chunked, race, sweep, uploaded, waves
 from backend.experiments.races import course
-from pages.widgets import batching_charts, batching_results, service
-from pages.widgets.batching_charts import Colours
-from pages.widgets.batching_results import duration
+from pages.widgets import batching_charts, batching_results, progress, service
+from pages.widgets.charts import Colours
 from pages.widgets.format import plain
 
-REFRESH_S = 0.5  # of the progress bar, while something runs
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (16, 64, 256, 512, 1024, 2048, 4096)
 CHUNKS = (0, 32, 64, 128, 256, 512, 1024)
@@ -177,18 +175,6 @@ def _start(choice: Choice, kept_as: str, settings: Any) -> None:
 
 
 def _progress() -> None:
-    """A bar that moves by itself while something runs; when it ends, the page is drawn anew."""
     job = service.get().lab.running
-    if job is None:
-        return
-
-    @st.fragment(run_every=REFRESH_S)
-    def bar() -> None:
-        if not job.running:
-            st.rerun()
-        now = job.progress
-        left = "" if now.left_s is None else f", about {duration(now.left_s)} left"
-        words = "stopping" if job.stopping else f"{plain(job.name)}: {plain(now.note)}{left}"
-        st.progress(now.share, text=words)
-
-    bar()
+    if job is not None:
+        progress.bar(job)

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from backend.experiments import Result
+from pages.widgets.charts import Colours, layout
 
-Colours = dict[str, str]
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 LINES = ("decode", "prefill", "cached", "shared", "weights")  # in the order of series, each with its own symbol too
 HEIGHT = 340
@@ -177,15 +177,4 @@ def _figure(colours: Colours) -> go.Figure:
 
 
 def _layout(colours: Colours) -> dict:
-    axis = {"gridcolor": colours["line"], "zerolinecolor": colours["line"], "linecolor": colours["line"]}
-    return {
-        "height": HEIGHT,
-        "margin": {"l": 56, "r": 56, "t": 36, "b": 48},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": colours["text"], "size": 12},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "hoverlabel": {"bgcolor": colours["panel"], "font": {"color": colours["text"]}},
-        "xaxis": axis,
-        "yaxis": axis,
-    }
+    return layout(colours, height=HEIGHT, margin={"l": 56, "r": 56, "t": 36, "b": 48})

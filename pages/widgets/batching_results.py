@@ -11,8 +11,8 @@ from backend.experiments import Number, Result
 from backend.experiments.job import Job
 from backend.experiments.races import course
 from pages.widgets import live
-from pages.widgets.batching_charts import Colours
-from pages.widgets.format import figures, plain
+from pages.widgets.charts import Colours
+from pages.widgets.format import duration, figures, plain
 from pages.widgets.theme import tokens
 
 LANE_POINTS = 300  # of a lane, that travel to the browser
@@ -98,7 +98,3 @@ def _machine(result: Result, job: Job) -> str:
     return (
         f"{model.get('name', '?')}, {model.get('dtype', '')}, on {device.get('name') or 'this device'}{threads}.{took}"
     )
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

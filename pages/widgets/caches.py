@@ -6,11 +6,10 @@ import streamlit as st
 
 from backend.experiments import ExperimentError, caches
 from backend.experiments.job import Job
-from pages.widgets import service
+from pages.widgets import progress, service
 from pages.widgets.format import plain
 
 NAME = "caches"
-REFRESH_S = 0.5
 
 
 def show() -> None:
@@ -34,7 +33,7 @@ def show() -> None:
             st.button("Stop", key="stop_caches", icon=":material/stop:", on_click=running.stop)
     job = found.lab.last(NAME)
     if job and job.running:
-        _progress(job)
+        progress.bar(job, lambda job: job.progress.note)
     if job:
         _outcome(job)
 
@@ -45,16 +44,6 @@ def _start() -> None:
         found.lab.start(NAME, caches.compare(found.client))
     except ExperimentError as error:
         st.toast(plain(str(error)), icon=":material/error:", duration="long")
-
-
-def _progress(job: Job) -> None:
-    @st.fragment(run_every=REFRESH_S)
-    def bar() -> None:
-        if not job.running:
-            st.rerun()
-        st.progress(job.progress.share, text="stopping" if job.stopping else plain(job.progress.note))
-
-    bar()
 
 
 def _outcome(job: Job) -> None:

@@ -38,6 +38,11 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
 
 
+def duration(value: float, decimals: int = 0) -> str:
+    """Seconds, from one and a half minutes on minutes: how long something takes, not how fast it was."""
+    return f"{value:.0f} s" if value < 90 else f"{value / 60:.{decimals}f} min"
+
+
 def plain(text: str) -> str:
     """`text` as Markdown that shows exactly these characters: data is never markup, and never a link."""
     escaped = "".join(f"\\{c}" if c in _MARKDOWN else c for c in " ".join(text.split()))

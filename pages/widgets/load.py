@@ -10,11 +10,10 @@ from backend.experiments.job import Job
 from backend.experiments.latency import METRICS, Slo, goodput
 from backend.experiments.load_run import NAME, knee_of
 from backend.workload.arrivals import LoadError
-from pages.widgets import load_charts, load_form, load_little, service
-from pages.widgets.format import figures, plain, seconds
+from pages.widgets import load_charts, load_form, load_little, progress, service
+from pages.widgets.format import duration, figures, plain, seconds
 from pages.widgets.theme import tokens
 
-REFRESH_S = 0.5
 SLOS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 
@@ -35,7 +34,7 @@ def show() -> None:
         st.caption(f":material/info: {plain(problem)}")
     else:
         count, lasts_s = sum(count for _, count in plan), sum(count / rate for rate, count in plan)
-        what = f"{count:,} real requests to {server.url} over {_duration(lasts_s)}"
+        what = f"{count:,} real requests to {server.url} over {duration(lasts_s, 1)}"
         st.caption(plain(f"Sends {what}; ends early when it is too much."))
     _progress()
     job = service.get().lab.last(NAME)
@@ -88,17 +87,11 @@ def _progress() -> None:
     if job is None:
         return
 
-    @st.fragment(run_every=REFRESH_S)
-    def bar() -> None:
-        if not job.running:
-            st.rerun()
-        now = job.progress
-        left = "" if now.left_s is None else f", about {_duration(now.left_s)} left"
-        st.progress(now.share, text="stopping" if job.stopping else plain(f"{job.name}: {now.note}{left}"))
+    def numbers() -> None:
         if job.name == NAME and job.result is not None:
             _numbers(job.result)
 
-    bar()
+    progress.bar(job, lambda job: progress.words(job, 1), numbers)
 
 
 def _outcome(job: Job) -> None:
@@ -251,7 +244,3 @@ def _conditions(result: Result) -> str:
     return f"{machine['model']} at {machine['url']}{machine['endpoint']}; client on {machine['client']}; " + ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in said.items()
     )
-
-
-def _duration(lasts_s: float) -> str:
-    return f"{lasts_s:.0f} s" if lasts_s < 90 else f"{lasts_s / 60:.1f} min"

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from backend.experiments.latency import NAMES, SHARES
+from pages.widgets.charts import CLEAR, Colours, layout
 
-Colours = dict[str, str]
 HEIGHT = 320
 READING_MS = (100, 200)  # a token: people read 5 to 10 tokens a second
 POINTS = 400  # of a distribution's line
@@ -204,16 +204,5 @@ def _figure(colours: Colours) -> go.Figure:
 
 
 def _layout(colours: Colours) -> dict:
-    axis = {"gridcolor": colours["line"], "zerolinecolor": colours["line"], "linecolor": colours["line"]}
-    return {
-        "height": HEIGHT,
-        "margin": {"l": 56, "r": 16, "t": 28, "b": 44},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": colours["text"], "size": 12},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": colours["muted"], "activecolor": colours["text"]},
-        "hoverlabel": {"bgcolor": colours["panel"], "font": {"color": colours["text"]}},
-        "xaxis": axis,
-        "yaxis": axis,
-    }
+    bar = {"bgcolor": CLEAR, "color": colours["muted"], "activecolor": colours["text"]}
+    return layout(colours, height=HEIGHT, margin={"l": 56, "r": 16, "t": 28, "b": 44}, modebar=bar)

@@ -10,16 +10,8 @@ import pytest
 
 from backend.workload.client import Client
 from backend.workload.job import Answer, End, Job, Target, Tick
-from tests.sources.fake_engine import Serving
 from tests.waiting import DEADLINE_S
 from tests.workload.talker import Talker
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Talker, str]]:
-    talker = Talker()
-    with Serving(talker) as url:
-        yield talker, url
 
 
 @pytest.fixture

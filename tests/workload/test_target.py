@@ -8,15 +8,7 @@ import pytest
 
 from backend.workload.arrivals import LoadError
 from backend.workload.target import address, check_room, find
-from tests.sources.fake_engine import Serving
 from tests.workload.talker import Talker
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Talker, str]]:
-    talker = Talker()
-    with Serving(talker) as url:
-        yield talker, url
 
 
 @pytest.fixture

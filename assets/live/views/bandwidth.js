@@ -4,7 +4,7 @@ import { Picture, percent, niceCeil } from "./draw.js";
 import { rate } from "./axes.js";
 import { element, setText } from "./dom.js";
 import { LEFT, RIGHT, WINDOW_S, timeAxis } from "./clock.js";
-import { picked } from "./devices.js";
+import { picked } from "./device_panel.js";
 import { ownRoof } from "./roofs.js";
 import { chosenGpu, hostIndex, sensorOf, values } from "./sensors.js";
 

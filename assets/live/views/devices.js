@@ -1,52 +1,19 @@
 // The devices that can be read here, and what NVIDIA's library says about itself. Which one the page is about is picked here.
-import { bytes, paintTokens, themeOf } from "./draw.js";
+import { bytes } from "./draw.js";
 import { rate } from "./axes.js";
-import { element, heading, setText } from "./dom.js";
+import { DevicePanel, picked } from "./device_panel.js";
+import { element, setText } from "./dom.js";
 import { chosenGpu } from "./sensors.js";
-
-const KEY = "__kvscope_device_1";
-
-/** The GPU that a person picked, "" for none: shared by the pictures of a page, each of which may be a module of its own. */
-class Picked extends EventTarget {
-  uuid = "";
-
-  pick(uuid) {
-    this.uuid = uuid;
-    this.dispatchEvent(new Event("change"));
-  }
-}
-
-export const picked = (globalThis[KEY] ??= new Picked());
 
 const STATES = { ready: "", absent: "No NVIDIA GPU can be read here", mismatch: "Driver and library do not match", no_permission: "Reading is not permitted", error: "NVIDIA's library reports an error" };
 
-export class Devices {
+export class Devices extends DevicePanel {
   constructor(root, live) {
-    this.root = root;
-    this.live = live;
+    super(root, live);
     this.banner = element("div", { class: "banner", role: "status", hidden: true });
     this.message = element("p", { class: "message", hidden: true });
     this.list = element("div", { class: "devices" });
     root.append(this.banner, this.message, this.list);
-    this.key = "";
-    this.ends = [live.lease({ telemetry: [] })];
-    picked.addEventListener("change", (this.onpick = () => this.write()));
-  }
-
-  options({ title, units }) {
-    heading(this.root, title);
-    this.units = units ?? "GiB";
-    this.key = "";
-    this.write();
-  }
-
-  theme(host) {
-    paintTokens(this.root, themeOf(host));
-  }
-
-  update(state) {
-    this.state = state;
-    this.write();
   }
 
   write() {
@@ -84,10 +51,5 @@ export class Devices {
     for (const note of device.notes) node.append(element("div", { class: "note" }, note));
     if (several) node.addEventListener("click", () => picked.pick(device.uuid));
     return node;
-  }
-
-  end() {
-    picked.removeEventListener("change", this.onpick);
-    for (const end of this.ends) end();
   }
 }

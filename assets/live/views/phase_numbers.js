@@ -1,7 +1,7 @@
 // The big numbers of the phases page and of the hardware page.
 import { bytes, figures, percent, seconds } from "./draw.js";
 import { rate } from "./axes.js";
-import { picked } from "./devices.js";
+import { picked } from "./device_panel.js";
 import { MISSING, NONE, Numbers } from "./numbers.js";
 import { ownRoof, roofWords } from "./roofs.js";
 import { chosenGpu, hostIndex, labelOf, newest, sensorOf } from "./sensors.js";

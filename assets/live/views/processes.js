@@ -1,34 +1,16 @@
 // Who computes on the chosen GPU and with how much of its memory. What the driver does not say is not written as 0.
-import { bytes, paintTokens, themeOf } from "./draw.js";
-import { element, heading, setText } from "./dom.js";
-import { picked } from "./devices.js";
+import { bytes } from "./draw.js";
+import { DevicePanel, picked } from "./device_panel.js";
+import { element, setText } from "./dom.js";
 import { chosenGpu } from "./sensors.js";
 
-export class Processes {
+export class Processes extends DevicePanel {
   constructor(root, live) {
-    this.root = root;
+    super(root, live);
     this.body = element("tbody");
     this.table = element("table", {}, element("thead", {}, element("tr", {}, ...["process", "pid", "memory"].map((n) => element("th", { scope: "col" }, n)))), this.body);
     this.none = element("p", { class: "empty" });
     root.append(this.table, this.none);
-    this.ends = [live.lease({ telemetry: [] })];
-    picked.addEventListener("change", (this.onpick = () => this.write()));
-  }
-
-  options({ title, units }) {
-    heading(this.root, title);
-    this.units = units ?? "GiB";
-    this.key = "";
-    this.write();
-  }
-
-  theme(host) {
-    paintTokens(this.root, themeOf(host));
-  }
-
-  update(state) {
-    this.state = state;
-    this.write();
   }
 
   write() {
@@ -48,10 +30,5 @@ export class Processes {
           element("td", {}, p.memory_bytes === null || p.memory_bytes === undefined ? "not told by the driver" : bytes(p.memory_bytes, this.units))),
       ),
     );
-  }
-
-  end() {
-    picked.removeEventListener("change", this.onpick);
-    for (const end of this.ends) end();
   }
 }

@@ -4,7 +4,7 @@ import { bytes, figures, fit, paintTokens, themeOf } from "./draw.js";
 import { rate } from "./axes.js";
 import { element, heading, setText } from "./dom.js";
 import { WINDOW_S } from "./clock.js";
-import { picked } from "./devices.js";
+import { picked } from "./device_panel.js";
 import { ageWords, chosenGpu, clockReasons, hostIndex, labelOf, newest, phases, values } from "./sensors.js";
 
 const REFRESH_MS = 250;
