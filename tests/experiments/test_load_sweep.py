@@ -93,16 +93,17 @@ def test_too_much_is_seen_while_it_runs_and_the_rate_is_ended_early(served):
     talker.gate.clear()
 
     def let_one_go(report) -> None:  # a server that answers a few and no more
-        if isinstance(report, Progress) and report.done > 0.3 and not talker.gate.is_set() and len(talker.came) < 40:
+        if isinstance(report, Progress) and report.done > 0.15 and not talker.gate.is_set() and len(talker.came) < 40:
             talker.gate.set()
         elif len(talker.came) > 40:
             talker.gate.clear()
 
-    settings = Settings(rates=(40,), **QUICK | {"requests": 220})
+    planned = 440  # many more than are needed: on a busy machine it is seen late
+    settings = Settings(rates=(40,), **QUICK | {"requests": planned})
     result, _, _ = follow(sweep(target, settings), let_one_go)
     row = result.table.iloc[0]
     assert row["verdict"] == "over-saturated" and row["little"] == "unstable" and row["cut"] > 0
-    assert row["requests"] < 220 and "over-saturated: in flight grew" in result.notes[0]
+    assert row["requests"] < planned and "over-saturated: in flight grew" in result.notes[0]
 
 
 @pytest.mark.parametrize(
