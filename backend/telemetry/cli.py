@@ -22,6 +22,7 @@ def measure(
     threads: Annotated[int, typer.Option(help="CPU threads; 0: as torch chooses.", min=0)] = 0,
     rounds: Annotated[int, typer.Option(help="Rounds; the median is stated, with the slowest and fastest.", min=1)] = 7,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, whatever was kept.")] = False,
+    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Use what was measured from now on.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """How fast this machine copies, reads weights and multiplies: the roofs of the roofline. Then every sensor.
@@ -41,7 +42,8 @@ def measure(
         kept = found is not None
         if found is None:
             found = ceiling.measure(device, dtype, rounds=rounds, progress=_show_progress)
-            ceiling.keep(found)
+            if keep:
+                ceiling.keep(found)
     except ValueError as error:
         typer.echo(f"measure: {error}", err=True)
         raise typer.Exit(2) from None

@@ -141,6 +141,21 @@ def test_the_command_measures_once_then_uses_what_it_kept(measured, tmp_path, mo
     assert answer["sensors"]["devices"]["devices"][-1]["uuid"] == "host"
 
 
+def test_a_measurement_that_is_not_to_be_kept_leaves_the_one_before(measured, tmp_path, monkeypatch):
+    found, _ = measured
+    monkeypatch.setattr(report, "HOST_S", 0.05)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ceiling.keep(found)
+    other = msgspec.structs.replace(found, read=msgspec.structs.replace(found.read, value=1e9))
+    monkeypatch.setattr(ceiling, "measure", lambda *a, **k: other)
+    words = ["--device", "cpu", "--dtype", "float32", "--fresh", "--json"]
+    told = json.loads(CliRunner().invoke(app, [*words, "--no-keep"]).output)
+    assert told["ceilings"]["read"]["value"] == 1e9
+    assert ceiling.cached("cpu", "float32").read.value == found.read.value
+    CliRunner().invoke(app, words)
+    assert ceiling.cached("cpu", "float32").read.value == 1e9
+
+
 def test_the_command_names_a_wrong_dtype():
     done = CliRunner().invoke(app, ["--device", "cpu", "--dtype", "float99"])
     assert done.exit_code == 2
