@@ -19,16 +19,20 @@ class Heard(NamedTuple):
     characters: int = 0  # of the output, in UTF-16 units, as browsers count
 
 
+Row = tuple[int, str, str, int, int]  # of `events.Sealed`: block, digest, its parent's, request that filled it, position
+
+
 @dataclass(slots=True)
 class _Said:
     """One piece a token. A piece can be "" (half a character, text held back)."""
 
     prompt: list[str] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
+    sealed: list[Row] = field(default_factory=list)  # blocks that it filled, whoever has them now
 
     @property
     def characters(self) -> int:
-        return sum(map(len, self.prompt)) + sum(map(len, self.output))
+        return len("".join(self.prompt)) + len("".join(self.output))
 
     def tokens(self, begin: int, end: int) -> str:
         """Text of its tokens begin … end - 1, counted from the start of the prompt."""
@@ -36,26 +40,22 @@ class _Said:
         return "".join(self.prompt[begin:end]) + "".join(self.output[max(0, begin - length) : max(0, end - length)])
 
 
-class _Content(NamedTuple):
-    """What a sealed block holds."""
-
-    digest: str
-    parent: str  # digest of the block before it, "" for the first
-    request: int  # that filled it
-    position: int  # of its first token in that request
-    text: str
-
-
 class Texts:
-    """Live requests, and of the finished ones the last within `max_characters`."""
+    """Live requests, and of the finished ones the last within `max_characters`.
+
+    Hearing is cheap, because it happens at every step; what a block's text is, is worked out when somebody asks, or
+    when its request is about to be forgotten.
+    """
 
     def __init__(self, max_characters: int):
         self.max_characters = max_characters
         self._said: dict[int, _Said] = {}
         self._finished: deque[tuple[int, int]] = deque()  # (request, characters)
         self._characters = 0  # of finished requests
-        self._contents: dict[int, _Content] = {}
-        self._block_of: dict[str, int] = {}
+        self._sealed: dict[int, Row] = {}
+        self._texts: dict[int, tuple[Row, str]] = {}  # of blocks whose request is forgotten, or was never here
+        self._block_of: dict[str, int] | None = {}  # by digest; None: to be made anew
+        self._block_size = 0
 
     def clear(self) -> None:
         self._said.clear()
@@ -65,22 +65,27 @@ class Texts:
 
     def forget_blocks(self) -> None:
         """The prefix cache is empty, or the pool was made anew."""
-        self._contents.clear()
-        self._block_of.clear()
+        self._sealed.clear()
+        self._texts.clear()
+        self._block_of = {}
+        for said in self._said.values():
+            said.sealed.clear()
 
     # feeding
 
     def hear(self, event: events.Event, state: State) -> None:
         """Takes in an event of any kind; `state` is the state after it."""
         kind = type(event)
+        if kind is events.Step:
+            return
         if kind is events.Tokens:
             said = self._said
             for number, piece in event.texts:
                 if number in said:
                     said[number].output.append(piece)
         elif kind is events.Sealed:
-            for block, digest, parent, number, position in event.blocks:
-                self._seal(block, digest, parent, number, position, state.block_size)
+            self._block_size = state.block_size
+            self._seal(event.blocks, event.texts)
         elif kind is events.Prompt:
             self._said[event.request] = _Said(prompt=event.pieces)
             request = state.requests.get(event.request)
@@ -97,21 +102,29 @@ class Texts:
         said = self._said.get(number)
         if said is None:
             return
-        self._finished.append((number, said.characters))
-        self._characters += said.characters
+        characters = said.characters
+        self._finished.append((number, characters))
+        self._characters += characters
         while self._characters > self.max_characters or len(self._finished) > KEPT_FINISHED:
             oldest, characters = self._finished.popleft()
-            self._said.pop(oldest, None)
             self._characters -= characters
+            self._forget(self._said.pop(oldest, None))
 
-    def _seal(self, block: int, digest: str, parent: str, number: int, position: int, block_size: int) -> None:
-        old = self._contents.get(block)
-        if old is not None and self._block_of.get(old.digest) == block:
-            del self._block_of[old.digest]
-        said = self._said.get(number)
-        text = said.tokens(position, position + block_size) if said else ""
-        self._contents[block] = _Content(digest, parent, number, position, text)
-        self._block_of[digest] = block
+    def _forget(self, said: _Said | None) -> None:
+        """Blocks outlive the request that filled them, and so does what they hold."""
+        for row in said.sealed if said else ():
+            if self._sealed.get(row[0]) is row:
+                self._texts[row[0]] = row, said.tokens(row[4], row[4] + self._block_size)
+
+    def _seal(self, rows: list[Row], texts: list[str]) -> None:
+        sealed, said = self._sealed, self._said
+        for row in rows:
+            sealed[row[0]] = row
+            if row[3] in said:
+                said[row[3]].sealed.append(row)
+        for row, text in zip(rows, texts, strict=False):
+            self._texts[row[0]] = row, text
+        self._block_of = None
 
     def replay(self) -> list[events.Event]:
         """Unnumbered text events that tell a late joiner everything known here."""
@@ -120,9 +133,11 @@ class Texts:
             told.append(events.Prompt(request=number, pieces=said.prompt))
             if said.output:
                 told.append(events.Tokens(step=0, texts=[(number, piece) for piece in said.output]))
-        if self._contents:
-            sealed = [(b, c.digest, c.parent, c.request, c.position) for b, c in self._contents.items()]
-            told.append(events.Sealed(blocks=sealed))
+        if self._sealed:
+            told.append(events.Sealed(blocks=list(self._sealed.values())))
+            known = [(row, text) for row, text in self._texts.values() if self._sealed.get(row[0]) is row]
+            if known:
+                told.append(events.Sealed(blocks=[row for row, _ in known], texts=[text for _, text in known]))
         return told
 
     # asking
@@ -147,15 +162,30 @@ class Texts:
         if not 0 <= block < state.num_blocks:
             return None
         owners = list(state.blocks.owners[block])
-        content = self._contents.get(block) if state.blocks.sealed[block] else None
+        row = self._sealed.get(block) if state.blocks.sealed[block] else None
         return {
             "type": "block",
             "block": block,
-            "hash": content.digest if content else "",
-            "chain": self._chain(content) if content else [],
-            "text": content.text if content else self._open_text(block, owners, state),
+            "hash": row[1] if row else "",
+            "chain": self._chain(row) if row else [],
+            "text": self.text_of(block) if row else self._open_text(block, owners, state),
             "owners": owners,
         }
+
+    def sealed(self) -> dict[int, Row]:
+        """Rows of all blocks that were sealed, by block; not a copy. A block may have lost its hash since."""
+        return self._sealed
+
+    def text_of(self, block: int) -> str:
+        """Text in a sealed block; "" where it is not known."""
+        row = self._sealed.get(block)
+        if row is None:
+            return ""
+        kept = self._texts.get(block)
+        if kept is not None and kept[0] is row:
+            return kept[1]
+        said = self._said.get(row[3])
+        return said.tokens(row[4], row[4] + self._block_size) if said else ""
 
     def _open_text(self, block: int, owners: list[int], state: State) -> str:
         """Text of a block that is not full, or whose meaning was not told: from its first holder's tokens."""
@@ -166,14 +196,16 @@ class Texts:
                 return said.tokens(begin, begin + state.blocks.fill[block])
         return ""
 
-    def _chain(self, content: _Content) -> list[str]:
+    def _chain(self, row: Row) -> list[str]:
         """From the root to this block, as far as the ancestors are still cached."""
-        chain = [content.digest]
-        parent = content.parent
-        while parent and len(chain) <= len(self._contents):
+        if self._block_of is None:
+            self._block_of = {digest: block for block, digest, *_ in self._sealed.values()}
+        chain = [row[1]]
+        parent = row[2]
+        while parent and len(chain) <= len(self._sealed):
             chain.append(parent)
             block = self._block_of.get(parent)
-            parent = "" if block is None else self._contents[block].parent
+            parent = "" if block is None else self._sealed[block][2]
         return chain[::-1]
 
     def table(self, number: int, state: State) -> dict[str, Any] | None:

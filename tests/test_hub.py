@@ -513,3 +513,21 @@ def test_texts_are_bounded():
         texts.hear(events.Finished(request=number, reason="stop"), state)
     alive = [n for n in range(1, 40) if texts.tail(n, Heard())[0]]
     assert alive == list(range(30, 40))
+
+
+def test_a_block_outlives_the_request_that_filled_it():
+    """A shared prompt's blocks were filled by a request that nobody remembers any more."""
+    state, texts = fold.State(block_size=4), Texts(max_characters=10**6)
+
+    def one(number: int, block: int, words: str) -> None:
+        state.requests[number] = fold.Request(request=number)
+        texts.hear(events.Prompt(request=number, pieces=list(words)), state)
+        texts.hear(events.Sealed(blocks=[(block, f"{number:x}", "", number, 0)]), state)
+        texts.hear(events.Finished(request=number, reason="stop"), state)
+
+    one(1, 7, "keep this")
+    one(2, 8, "lose this")
+    for number in range(3, 400):
+        one(number, 8, "other words")
+    assert texts.tail(1, Heard())[0] is None
+    assert texts.text_of(7) == "keep" and texts.text_of(8) == "othe" and texts.text_of(9) == ""

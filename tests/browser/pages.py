@@ -33,8 +33,22 @@ def number(page: Page, name: str) -> Locator:
     return page.locator(f"[data-number='{name}'] .value")
 
 
+def settled(page: Page) -> None:
+    """The page has drawn what came of the last click. Faster than a person's, the next one could be drawn over."""
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=30_000)
+
+
 def users(page: Page, choice: str) -> None:
+    settled(page)
     page.get_by_role("radiogroup", name="Users").get_by_role("radio", name=choice, exact=True).click()
+
+
+def stop_all(page: Page) -> None:
+    settled(page)
+    page.get_by_role("button", name="Stop all").click()
+    none = page.get_by_role("radiogroup", name="Users").get_by_role("radio", name="0", exact=True)
+    expect(none).to_be_checked(timeout=30_000)
+    settled(page)
 
 
 def toggle(page: Page, label: str) -> None:
@@ -51,7 +65,7 @@ def ask(page: Page, text: str) -> None:
 def quiet(page: Page) -> None:
     """No users, nothing in the engine, habits as at the start."""
     users(page, "0")
-    page.get_by_role("button", name="Stop all").click()
+    stop_all(page)
     for label, wanted in (("Break the prefix", False), ("Shared system prompt", True)):
         if page.get_by_role("switch", name=label).is_checked() != wanted:
             toggle(page, label)

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.browser.pages import ask, count, no_traceback, number, picture, quiet, toggle, until, users
+from tests.browser.pages import ask, count, no_traceback, number, picture, stop_all, quiet, toggle, until, users
 from tests.browser.processes import dashboard, free_port, stub_engine
 
 READY = re.compile(r"\bready$")
@@ -118,7 +118,7 @@ def test_the_prefix_cache_is_emptied(stub, open_page):
     quiet(page)
     ask(page, "Something to remember for a while, so that a block of sixteen tokens becomes full.")
     until(lambda: count(picture(page, "Requests over time"), "live") == 1, "the request")
-    page.get_by_role("button", name="Stop all").click()
+    stop_all(page)
     page.get_by_role("link", name="KV blocks").click()
     pool = picture(page, "Block pool")
     until(lambda: count(pool, "cached") > 0 and count(pool, "used") == 0, "cached blocks")
@@ -161,6 +161,7 @@ def test_a_request_shows_its_block_table_with_its_words(stub, open_page):
     page = open_page(stub)
     quiet(page)
     ask(page, "Which block of the pool holds this very question and the long answer to it?")
+    expect(page.locator("article[data-request]").filter(has_text="this very question")).to_be_visible()
     page.get_by_role("link", name="KV blocks").click()
     page.get_by_role("option").filter(has_text="you").first.click()
     table = page.get_by_role("region", name="Block table")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.pages import ask, count, no_traceback, number, picture, toggle, until, users
+from tests.browser.pages import ask, count, no_traceback, number, picture, stop_all, toggle, until, users
 
 READY = re.compile(r"\bready$")
 LOADING_S = 120  # on a busy machine
@@ -44,7 +44,7 @@ def test_the_story(real, open_page):
     until(lambda: count(pool, "cached") > 0, "cached blocks of the finished request")
     users(page, "32")
     until(lambda: count(pool, "saved") > 60, "blocks with several holders", ANSWER_S)
-    page.get_by_role("button", name="Stop all").click()
+    stop_all(page)
     until(lambda: count(pool, "used") == 0, "all to stop", ANSWER_S)
 
     # The prefix broken: nobody shares any more.
