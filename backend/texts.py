@@ -19,7 +19,8 @@ class Heard(NamedTuple):
     characters: int = 0  # of the output, in UTF-16 units, as browsers count
 
 
-Row = tuple[int, str, str, int, int]  # of `events.Sealed`: block, digest, its parent's, request that filled it, position
+# Of `events.Sealed`: block, its digest, its parent's, the request that filled it, position of its first token there.
+Row = tuple[int, str, str, int, int]
 
 
 @dataclass(slots=True)

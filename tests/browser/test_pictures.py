@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.browser.pages import ask, count, no_traceback, number, picture, stop_all, quiet, toggle, until, users
+from tests.browser.pages import ask, count, no_traceback, number, picture, quiet, stop_all, toggle, until, users
 from tests.browser.processes import dashboard, free_port, stub_engine
 
 READY = re.compile(r"\bready$")
