@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from backend.models import find
+
+# Triton decides when it is imported, which torch may do at any time: its kernels are tested on any CPU. On a GPU the
+# engine then computes without them, and says so.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
@@ -16,24 +21,35 @@ def smollm2_path() -> Path:
 
 
 BROWSER = "tests/browser/"
-PICTURES = BROWSER + "test_pictures.py"
+# Pieces of like length. What is in one shares a Chromium and its dashboards.
+PIECES = (
+    ("test_pictures.py",),
+    ("test_batching.py", "test_load.py"),
+    ("test_explorer.py", "test_hardware.py", "test_story.py"),
+)
+LONG = (BROWSER, "tests/test_readme.py", "tests/engine/test_bundled_model.py", "tests/bench/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The browser's tests take longest: beside others (`-n 3`) they begin first, else they come last."""
-    parallel = hasattr(config, "workerinput")
-    items.sort(key=lambda item: item.nodeid.startswith(BROWSER) != parallel)
+    """Beside others (`-n 3`) what takes longest begins first, so that no worker is left with it at the end; alone, the
+    browser's tests come last."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
+    else:
+        items.sort(key=lambda item: item.nodeid.startswith(BROWSER))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    """Each worker takes whole files, so that what a module sets up is set up once. The browser's tests, which share a
-    Chromium and two dashboards, are two pieces of like length."""
+    """Each worker takes whole files, so that what a module sets up is set up once; of the browser's, several."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return BROWSER if nodeid.startswith(BROWSER) and file != PICTURES else file
+            if not file.startswith(BROWSER):
+                return file
+            number = next((i for i, files in enumerate(PIECES) if file[len(BROWSER) :] in files), len(PIECES))
+            return f"{BROWSER}{number}"
 
     return ByFile(config, log)
