@@ -17,8 +17,7 @@ from backend.engine.sampling import top_logprobs
 from backend.engine.scheduler import Plan, Scheduler
 from backend.engine.text import Text
 from backend.events import Cleared, Configured, Event, Fault, Finished, Prompt, Queued, Sealed, Step, Tokens
-from backend.planner.shape import ModelShape
-from backend.planner.step import step_cost
+from backend.planner.step import Costs
 
 # Switches that the scheduler reads anew in every step; the others shape the pool and wait for an idle engine.
 LIVE_SWITCHES = {"chunk_size", "token_budget", "max_waiting"}
@@ -61,7 +60,7 @@ class Engine:
         self,
         runner: Runner,
         text: Text,
-        shape: ModelShape,
+        shape: Costs,
         config: EngineConfig,
         emit: Callable[[Event], None],
         stop_ids: Iterable[int] = (),
@@ -176,6 +175,11 @@ class Engine:
         """Ends a request in whatever state it is. None when there is no such request (any more)."""
         request = self._requests.get(number)
         return self._finish(request, "abort") if request else None
+
+    def content(self, number: int, begin: int, end: int) -> tuple[list[int], bytes]:
+        """Token ids begin … end - 1 of a live request, and the namespace of its hashes; for who publishes blocks."""
+        request = self._requests.get(number)
+        return (request.tokens[begin:end], request.salt) if request else ([], b"")
 
     def find(self, id: str) -> list[int]:
         """Numbers of the live requests with this API id, all siblings of an n > 1 included."""
@@ -381,7 +385,7 @@ class Engine:
         return [self._finish(request, "error", Delta(request=request.number, message=message)) for request in lost]
 
     def _account(self, event: Step, spans: Iterable[tuple[int, int]], result: StepResult) -> None:
-        cost = step_cost(self.shape, spans, len(result.sampled))
+        cost = self.shape.step_cost(spans, len(result.sampled))
         event.flops, event.attention_flops = float(cost.flops), float(cost.attention_flops)
         event.weight_bytes, event.activation_bytes = cost.weight_bytes, cost.activation_bytes
         event.kv_read_bytes, event.kv_write_bytes = cost.kv_read_bytes, cost.kv_write_bytes

@@ -13,6 +13,7 @@ from backend.planner.arch import Architecture
 from backend.planner.formats import KvFormat, WeightFormat
 from backend.planner.kvcache import kv_model
 from backend.planner.roofline import arithmetic, span_flops
+from backend.planner.step import NOTHING, StepCost
 from backend.planner.weights import read_bytes
 
 Efficiency = Literal["bound", "fast", "typical", "slow"]
@@ -45,7 +46,7 @@ class Machine:
         """`spans`: (new tokens, tokens of that sequence already in the cache), as in `planner.step.step_cost`.
 
         Bytes and FLOPs of one GPU. Estimate: a step of decodes only takes its bound × the decode band's value; with
-        prompt tokens in it the memory side keeps that factor and the arithmetic side has the prefill band's, and the
+        prompt tokens in it the memory side keeps that factor and the arithmetic side has the prompts' own, and the
         larger one counts.
         """
         tokens = sum(new for new, _ in spans)
@@ -54,11 +55,35 @@ class Machine:
         memory_s = self._bytes(spans, tokens) / self.accelerator.bandwidth_bytes_per_s
         rate = self._rate
         arithmetic_s = self._flops(spans, tokens, sampled_rows) / rate if rate else 0.0
-        decode = self._factor(estimates.decode_band(bool(self.arch.mixtures), len(spans), self.tp))
+        decode = self._factor(estimates.played_decode_band(bool(self.arch.mixtures), len(spans), self.tp))
         if tokens == len(spans):
             return StepTime(memory_s, arithmetic_s, decode * max(memory_s, arithmetic_s))
-        prefill = self._factor(estimates.prefill_band())
-        return StepTime(memory_s, arithmetic_s, max(decode * memory_s, prefill * arithmetic_s))
+        prompt = self._factor(estimates.played_prompt_band())
+        return StepTime(memory_s, arithmetic_s, max(decode * memory_s, prompt * arithmetic_s))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the whole group."""
+        return round(kv_model(self.arch, self.kv).slot_bytes_per_token)
+
+    def step_cost(self, spans: Iterable[tuple[int, int]], sampled_rows: int) -> StepCost:
+        """Of the whole group, as `planner.step.step_cost` counts it; activations, which are small, are left out."""
+        spans = list(spans)
+        tokens = sum(new for new, _ in spans)
+        if not tokens:
+            return NOTHING
+        cache, head = kv_model(self.arch, self.kv), self.arch.head
+        beside = [span_flops(self.arch, new, before, decode=new == 1) for new, before in spans]
+        return StepCost(
+            2 * (self.arch.active_matmul_parameters - head) * tokens
+            + 2 * head * sampled_rows
+            + sum(states for _, states in beside),
+            sum(attention for attention, _ in beside),
+            round(read_bytes(self.arch, self.weights, tokens)),
+            round(sum(cache.bytes(before + new) for new, before in spans)),
+            round(cache.slot_bytes_per_token * tokens),
+            0,
+        )
 
     def _bytes(self, spans: Iterable[tuple[int, int]], tokens: int) -> float:
         cache = kv_model(self.arch, self.kv, self.tp)

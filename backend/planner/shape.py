@@ -7,12 +7,13 @@ does not know it refuses (`UnsupportedArchitecture`), for a guessed cache size i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from backend.planner.errors import PlannerError
+from backend.planner.step import StepCost, step_cost
 
 
 class UnsupportedArchitecture(PlannerError):
@@ -140,6 +141,9 @@ class ModelShape:
     def windows(self) -> tuple[int | None, ...]:
         """One a layer; None: full attention."""
         return tuple(layer.window for layer in self.attention)
+
+    def step_cost(self, spans: Iterable[tuple[int, int]], sampled_rows: int) -> StepCost:
+        return step_cost(self, spans, sampled_rows)
 
     @cached_property
     def kv_bytes_per_token(self) -> int:

@@ -6,9 +6,10 @@ Pure integers, no torch: the engine calls this after every step, pages call it t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from backend.planner.shape import ModelShape
+if TYPE_CHECKING:
+    from backend.planner.shape import ModelShape
 
 
 class StepCost(NamedTuple):
@@ -31,6 +32,15 @@ class StepCost(NamedTuple):
     def flop_per_byte(self) -> float:
         """Arithmetic intensity; 0 for an empty step."""
         return self.flops / self.bytes if self.bytes else 0.0
+
+
+class Costs(Protocol):
+    """What knows how much a step computes and moves: a `ModelShape`, or what stands for one."""
+
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+    def step_cost(self, spans: Iterable[tuple[int, int]], sampled_rows: int) -> StepCost: ...
 
 
 NOTHING = StepCost(0, 0, 0, 0, 0, 0)

@@ -113,8 +113,8 @@ def build(
         raise ModelError(f"{row.name} keeps no keys and values, so there are no blocks to show; choose another model")
     try:
         shape = arch.shape(max(1, round(machine.weights.of("mlp") / 8)), max(1, round(machine.kv.bits / 8)))
-    except PlannerError as error:
-        raise ModelError(f"{row.name} cannot be played by the modelled engine: {error}") from None
+    except PlannerError:  # layers of several kinds: the planner counts them, a `ModelShape` cannot say them
+        shape = None
     context = min(arch.context or DEFAULT_CONTEXT, switches.get("max_model_len") or 1 << 30)
     switches = {k: v for k, v in switches.items() if v is not None} | {"max_model_len": context}
     defaults = dict(STEP_TOKENS)
@@ -138,7 +138,7 @@ def build(
         machine, clock, tokenizer.encode(WORDS, add_special_tokens=False), seed=wanted.seed,
         kv_bytes_per_token=each, swap_bytes_per_s=accelerator.pcie_bytes_per_s or 0.0,
     )  # fmt: skip
-    engine = Engine(runner, Text(tokenizer), shape, config, emit, limits=Limits(context), clock=clock)
+    engine = Engine(runner, Text(tokenizer), shape or machine, config, emit, limits=Limits(context), clock=clock)
     clock.idle = lambda: engine.idle
     first = arch.kv_layers[0]
     growing = per_token(arch, machine.kv).value
@@ -156,7 +156,7 @@ def build(
                 weight_bytes=int(checkpoint(arch, machine.weights).value),
                 step_weight_bytes=int(read_bytes(arch, machine.weights, 1)), kv_bytes_per_token=int(growing),
                 max_model_len=context, chat_template=model.chat_template, notes=model.notes,
-                shape=msgspec.to_builtins(shape),
+                shape=msgspec.to_builtins(shape) if shape else {},
             ),
             device=DeviceInfo(
                 kind="modelled", name=_where(machine), memory_bytes=accelerator.memory_bytes * machine.tp

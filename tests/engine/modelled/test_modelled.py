@@ -14,6 +14,7 @@ from backend.models.errors import ModelError
 from backend.models.plain import PlainTokenizer
 from backend.planner.estimates import decode_band
 from backend.planner.roofline import decode_step
+from benchmarks import modelled_against_measured
 from tests.engine.stub import greedy, run, stub_engine
 
 
@@ -131,6 +132,43 @@ def test_a_step_of_decodes_is_the_plans_decode_step():
     time = machine.step([(1, 1023)] * 8, 8)
     assert time.bound_s == pytest.approx(plan.value, rel=1e-9)
     assert time.estimate_s == pytest.approx(plan.value * decode_band(False, 8, 1).median)
+
+
+@pytest.mark.parametrize("key", ["gpt-oss-120b", "deepseek-r1", "gemma-3-27b"])
+def test_models_of_several_kinds_of_layers_are_played_too(key):
+    """Latent keys, shared experts, windows: no `ModelShape` can say them, and the planner counts them all the same."""
+    events: list = []
+    wanted = Wanted(model=key, gpu="b200-sxm", tp=8, weights="fp8")
+    engine, _ = build(wanted, {"num_blocks": 64}, events.append, PlainTokenizer(32_000))
+    wall = Wall()
+    engine._clock._wall, engine._clock._sleep = wall, wall.sleep
+    engine._clock._wall_at = engine._clock._due = wall.now
+    engine.submit(list(range(300, 400)), greedy(4, ignore_eos=True), id="x")
+    run(engine)
+    first, *rest = steps(events)
+    assert first.flops > 50 * rest[0].flops > 0
+    assert all(step.weight_bytes > 0 and step.kv_read_bytes > 0 for step in rest)
+    assert rest[1].kv_read_bytes > rest[0].kv_read_bytes
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5000)), min_size=1, max_size=40))
+def test_a_dense_models_step_is_counted_alike_by_its_shape_and_by_its_layers(spans):
+    _, machine = Wanted(model="llama-3-8b", gpu="h100-sxm", tp=4).machine()
+    of_layers, of_shape = machine.step_cost(spans, len(spans)), machine.arch.shape(2, 2).step_cost(spans, len(spans))
+    for name in ("flops", "attention_flops", "weight_bytes", "kv_read_bytes", "kv_write_bytes"):
+        assert getattr(of_layers, name) == pytest.approx(getattr(of_shape, name), rel=1e-6), name
+    assert machine.kv_bytes_per_token == machine.arch.shape(2, 2).kv_bytes_per_token
+
+
+def test_the_band_holds_published_measurements():
+    """Two rows that are quickly played; `python -m benchmarks.modelled_against_measured` plays all of them."""
+    wanted = {"P257": "tpot", "P297": "tpot"}
+    found = {row.id: row for row in modelled_against_measured.rows() if row.id in wanted}
+    assert set(found) == set(wanted)
+    for row in found.values():
+        fast, slow = (modelled_against_measured.play(row.inputs, end, rounds=1) for end in ("fast", "slow"))
+        assert fast.tpot_ms <= row.measured_ms <= slow.tpot_ms, row.id
 
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
