@@ -3,7 +3,8 @@
 A step is one flattened sequence [1, T]. Each attention layer writes the new K and V to the pool first, then attends:
 requests with one new token together, longer spans one by one. There is never a mask over the whole flattened step,
 whose cost would grow with the square of the batch. Single tokens are computed by the compiled kernel, which reads the
-pool in place, where there is one and it knows the layer's kind of attention; else in groups of like length by torch.
+pool in place, where there is one (native/ for the CPU, gpu/ for a GPU) and it knows the layer's kind of attention; else
+in groups of like length by torch.
 
 No mask function is registered under our name, so transformers builds no mask; calling the model outside a step would
 let tokens see their future, and therefore raises.
@@ -12,8 +13,10 @@ let tokens see their future, and therefore raises.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -85,18 +88,46 @@ class Singles:
     tables: torch.Tensor  # int32 [B, blocks]
     lengths: torch.Tensor  # int32 [B], tokens to attend to, the new one included
     longest: int
+    block_size: int
 
-    def fit(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> bool:
-        """Does the kernel know this layer? Float32 on the CPU, whole contexts, K and V heads of one usual size."""
+    def attend(self, query, keys, values, scale, window, softcap, sinks) -> torch.Tensor | None:
+        """[1, Hq, T, D] -> [B, Hq, D] of the first B tokens, or None where the kernel does not know the layer: it knows
+        float32 on the CPU (K and V may be kept in bfloat16), whole contexts, K and V heads of one usual size."""
         size = query.shape[-1]
-        return (
-            query.dtype == keys.dtype == values.dtype == torch.float32
+        known = (
+            query.dtype == torch.float32
+            and keys.dtype == values.dtype
+            and keys.dtype in (torch.float32, torch.bfloat16)
             and query.device.type == "cpu"
             and size % 8 == 0
             and size <= 256
             and keys.shape == values.shape
-            and (not window or self.longest <= window)
+            and self.see(window)
+            and softcap is None
+            and sinks is None
         )
+        if not known:
+            return None
+        return torch.ops.kvscope.paged_decode(
+            query[0, :, : len(self.lengths)].transpose(0, 1), keys, values, self.tables, self.lengths,
+            self.block_size, scale,
+        )  # fmt: skip
+
+    def see(self, window: int | None) -> bool:
+        """Does a window of so many tokens hide nothing from them?"""
+        return not window or self.longest <= window
+
+
+class CompiledSingles(Protocol):
+    """`Singles` here, for the CPU, and in gpu/paged.py."""
+
+    def attend(self, query, keys, values, scale, window, softcap, sinks) -> torch.Tensor | None: ...
+
+
+def copy_in(key_pool, value_pool, slots, key, value) -> None:
+    """k [1, Hkv, T, D], v [1, Hkv, T, Dv] -> their slots [T] of the pools."""
+    key_pool.index_copy_(0, slots, key[0].transpose(0, 1))
+    value_pool.index_copy_(0, slots, value[0].transpose(0, 1))
 
 
 @dataclass(slots=True)
@@ -107,7 +138,10 @@ class Step:
     slots: torch.Tensor  # [T], where each new token's K and V go
     groups: list[Group]
     spans: list[Span]
-    singles: Singles | None = None  # the groups' requests once more, where the compiled kernel is to be used
+    singles: CompiledSingles | None = None  # the groups' requests once more, where a compiled kernel is to be used
+    ragged: Any = None  # the spans once more (gpu.spans.Spans), where flash attention is to be used
+    write: Callable = copy_in  # how K and V get into the pool
+    captured: bool = False  # by a CUDA graph: what would go by groups and spans is not there
     seconds: float = 0.0  # that attention took in all layers, K and V written and read; on a GPU only the launches
 
 
@@ -141,10 +175,10 @@ class active:
 def group_rows(contexts: np.ndarray, block_size: int) -> list[tuple[int, int]]:
     """[first, end) ranges of ascending context lengths, so that padding never doubles what a group reads."""
     groups, first = [], 0
-    for row in range(1, len(contexts) + 1):
-        if row == len(contexts) or contexts[row] > 2 * max(contexts[first], 2 * block_size):
-            groups.append((first, row))
-            first = row
+    while first < len(contexts):
+        end = int(np.searchsorted(contexts, 2 * max(int(contexts[first]), 2 * block_size), side="right"))
+        groups.append((first, end))
+        first = end
     return groups
 
 
@@ -160,33 +194,42 @@ def attend(
     start = time.perf_counter()
     keys, values = step.cache.layer(module.layer_idx, key, value)
     if not written:
-        keys.index_copy_(0, step.slots, key[0].transpose(0, 1))
-        values.index_copy_(0, step.slots, value[0].transpose(0, 1))
+        # What the pool rounds is rounded here too: the same numbers, whether they are read back or not.
+        key, value = key.to(keys.dtype), value.to(values.dtype)
+        step.write(keys, values, step.slots, key, value)
+        key, value = key.to(query.dtype), value.to(query.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     extras = {"softcap": softcap, "sinks": s_aux} if softcap is not None or s_aux is not None else None
     heads, kv_heads = query.shape[1], key.shape[1]
+    answer = None
+    if step.singles is not None:
+        answer = step.singles.attend(query, keys, values, scale, sliding_window, softcap, s_aux)
+    if answer is None and step.captured:
+        raise RuntimeError(f"the kernel does not know the attention of layer {module.layer_idx}")
+    if answer is not None and not step.spans:
+        step.seconds += time.perf_counter() - start
+        return answer[None], None
     out = query.new_empty(query.shape[2], heads, value.shape[-1])
-    singles = step.singles
-    if singles is not None and extras is None and singles.fit(query, keys, values, sliding_window):
-        count = len(singles.lengths)
-        out[:count] = torch.ops.kvscope.paged_decode(
-            query[0, :, :count].transpose(0, 1), keys, values, singles.tables, singles.lengths,
-            step.cache.block_size, scale,
-        )  # fmt: skip
-        groups = []
-    else:
-        groups = step.groups
-    for group in groups:
+    if answer is not None:
+        out[: len(answer)] = answer
+    for group in step.groups if answer is None else ():
         rows = slice(group.first, group.first + len(group.lengths))
         # The query heads of one KV head become rows of one small matrix: K and V are read once, not once a query head.
         q = query[0, :, rows].transpose(0, 1).unflatten(1, (kv_heads, heads // kv_heads))
-        k, v = (x.transpose(1, 2) for x in step.cache.gather(module.layer_idx, group.slots))
+        k, v = (x.transpose(1, 2).to(q.dtype) for x in step.cache.gather(module.layer_idx, group.slots))
         out[rows] = _attention(q, k, v, group.mask(sliding_window), scale, extras, kv_heads).flatten(1, 2)
-    for span in step.spans:
+    spans = step.spans
+    if step.ragged is not None:
+        answer = step.ragged.attend(
+            query, key, value, partial(step.cache.gather, module.layer_idx), scale, sliding_window, softcap, s_aux
+        )
+        if answer is not None:
+            out[step.ragged.first :], spans = answer, []
+    for span in spans:
         rows = slice(span.first, span.first + span.length)
         q = query[:, :, rows]
         if span.context:
-            k, v = (x.transpose(0, 1)[None] for x in step.cache.gather(module.layer_idx, span.slots))
+            k, v = (x.transpose(0, 1)[None].to(q.dtype) for x in step.cache.gather(module.layer_idx, span.slots))
         else:
             k, v = key[:, :, rows], value[:, :, rows]
         causal = not span.context and extras is None and (not sliding_window or span.length <= sliding_window)

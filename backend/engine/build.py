@@ -14,7 +14,7 @@ import torch
 
 from backend.engine.config import EngineConfig, Limits, changed
 from backend.engine.engine import Engine
-from backend.engine.kernels import Kernels, choose
+from backend.engine.kernels import Kernels, choose, narrow
 from backend.engine.runner import TorchRunner
 from backend.engine.self_check import reference_logits, self_check
 from backend.engine.shape import model_shape
@@ -37,11 +37,15 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], ke
     Replaces the attention of `loaded`, and where `kernels` says so its linear layers too. Raises ModelError when the
     model fails its self-check or no pool fits, ConfigError for switches that cannot be.
     """
+    narrow(kernels, loaded)
     chosen = choose(kernels, loaded)
+    loaded.computes_in = torch.float32 if chosen.half else loaded.dtype
     # All that is read off the model's own layers comes before they are replaced.
-    shape, info, expected = model_shape(loaded), loaded.info(), reference_logits(loaded)
+    shape, info = model_shape(loaded), loaded.info()
+    with chosen.widened(loaded.model):
+        expected = reference_logits(loaded)
     info.notes += chosen.apply(loaded.model)
-    kv_bytes_per_token = self_check(loaded, expected, native_attention=chosen.native_attention)
+    kv_bytes_per_token = self_check(loaded, expected, **chosen.paths())
     switches = {k: v for k, v in switches.items() if v is not None}
     switches["max_model_len"] = min(switches.get("max_model_len", loaded.max_model_len), loaded.max_model_len)
     defaults = dict(STEP_TOKENS.get(loaded.device.type, {}))
@@ -52,8 +56,9 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], ke
     device = describe(loaded.device)
     limits = Limits(loaded.max_model_len, kv_bytes_per_token, device.memory_bytes)
     limits.check(config)
-    runner = TorchRunner(loaded, config, native_attention=chosen.native_attention)
+    runner = TorchRunner(loaded, **chosen.paths())
     engine = Engine(runner, Text(loaded.tokenizer), shape, config, emit, loaded.stop_ids, limits)
+    info.notes += runner.notes
     info.kv_bytes_per_token = kv_bytes_per_token
     info.shape = msgspec.to_builtins(shape)
     engine.report(

@@ -15,8 +15,9 @@ class KVCache:
     One block more than the pool hands out: rows of padding write there, so no caller needs a branch for them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, device: torch.device):
-        self.num_blocks, self.block_size, self.device = num_blocks, block_size, device
+    def __init__(self, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype | None = None):
+        """`dtype`: what K and V are stored in; None: what they come in."""
+        self.num_blocks, self.block_size, self.device, self.dtype = num_blocks, block_size, device, dtype
         self.trash_block = num_blocks
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._gathered: dict[tuple, torch.Tensor] = {}
@@ -25,7 +26,9 @@ class KVCache:
         """K and V pools of a layer; `k`, `v` are [1, kv_heads, T, head_dim] and set the shapes on first sight."""
         if index not in self.layers:
             slots = (self.num_blocks + 1) * self.block_size
-            self.layers[index] = tuple(_zeros((slots, x.shape[1], x.shape[3]), x.dtype, self.device) for x in (k, v))
+            self.layers[index] = tuple(
+                _zeros((slots, x.shape[1], x.shape[3]), self.dtype or x.dtype, self.device) for x in (k, v)
+            )
         return self.layers[index]
 
     def gather(self, index: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

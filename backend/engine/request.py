@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+GREEDY_BELOW = 1e-5  # colder than this, the best token has all the mass that float32 can hold
+
 
 class SamplingParams(msgspec.Struct, kw_only=True):
     """How to choose tokens and when to stop. Validated by the server; the engine trusts it."""
@@ -97,6 +99,10 @@ class Request:
     t_first: float | None = None
     t_last: float | None = None
     rng: random.Random | None = None
+    plain: bool = False  # its tokens are the best ones, from the first on: sampling need not look at its parameters
+
+    def __post_init__(self):
+        self.plain = self.params.temperature <= GREEDY_BELOW and not self.params.min_tokens
 
     @property
     def known(self) -> int:

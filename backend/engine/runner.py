@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import wraps
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from backend.engine import attention
+from backend.engine.block_tables import BlockTables
 from backend.engine.config import EngineConfig
+from backend.engine.gpu.graphs import Capture, Columns, DecodeGraphs, sizes
+from backend.engine.gpu.spans import Spans
 from backend.engine.kv_cache import KVCache
 from backend.engine.request import Request
 from backend.engine.sampling import sample
 from backend.engine.scheduler import Plan
-from backend.models.errors import ModelError
+from backend.engine.timer import ForwardTimer
+from backend.engine.upload import upload
+from backend.models.errors import ModelError, first_line
 
 if TYPE_CHECKING:
     from backend.models.loader import LoadedModel
@@ -33,6 +40,9 @@ class StepResult:
     attention_s: float = 0.0  # part of forward_s; 0: not measured
 
 
+_row, _computed = attrgetter("row"), attrgetter("computed")
+
+
 class Runner(Protocol):
     """`TorchRunner` computes; a modelled runner says how long it would take."""
 
@@ -45,22 +55,65 @@ class Runner(Protocol):
     def execute(self, plan: Plan) -> StepResult: ...
 
 
+def _on_its_device(method):
+    """Triton and graphs work on the current GPU, which each thread has of its own."""
+
+    @wraps(method)
+    def there(self, *args):
+        if self.device.type != "cuda":
+            return method(self, *args)
+        with torch.cuda.device(self.device):
+            return method(self, *args)
+
+    return there
+
+
 class TorchRunner:
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, native_attention: bool = False):
-        """`native_attention`: by torch.ops.kvscope, which is loaded, in every layer whose attention it knows."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        native_attention: bool = False,
+        triton_attention: bool = False,
+        capture: Capture | None = None,
+    ):
+        """Attention of single tokens by torch.ops.kvscope, which is loaded, or by Triton's kernels, in every layer that
+        they know. capture: makes a graph of a decode step, which takes Triton's kernels; None: there are no graphs.
+        There is no pool before `configure`.
+        """
         self.loaded, self.native_attention = loaded, native_attention
-        self.device = loaded.device
+        self.device, self.capture = loaded.device, capture
+        self._paged = None
+        if triton_attention:
+            from backend.engine.gpu import paged
+
+            self._paged = paged
+        self.notes: list[str] = []  # in words: are there graphs, and if not, why not
         loaded.model.set_attn_implementation(attention.NAME)
         if loaded.model.config._attn_implementation != attention.NAME:
             raise ModelError(f"{loaded.name}: this architecture does not let its attention be replaced")
-        self.configure(config)
 
+    @torch.inference_mode()
+    @_on_its_device
     def configure(self, config: EngineConfig) -> None:
         self.config = config
-        self.cache = KVCache(config.num_blocks, config.block_size, self.device)
+        self._graphs, self.notes = None, []  # graphs hold on to the old pool
+        self.cache = KVCache(config.num_blocks, config.block_size, self.device, self.loaded.dtype)
         widest = -(-config.max_model_len // config.block_size)
-        # One row a running request; what lies beyond a request's table is the trash block.
-        self._tables = np.full((config.max_running, widest + 1), self.cache.trash_block, dtype=np.int64)
+        mirror = self.device if self._paged else None
+        self._tables = BlockTables(config.max_running, widest + 1, self.cache.trash_block, mirror)
+        if self._paged and self.capture and config.kv_cache:
+            self._graphs = self._captured()
+
+    def _captured(self) -> DecodeGraphs | None:
+        trash_slot = self.cache.trash_block * self.config.block_size
+        try:
+            made = DecodeGraphs(self._decode, self.capture, sizes(self.config.max_running), trash_slot, self.device)
+            self.notes.append(f"decode steps as CUDA graphs, for {len(made.sizes)} sizes of the batch")
+            return made
+        except RuntimeError as error:  # the model asks its tensors for values on the way, or memory ran out
+            self.notes.append(f"no CUDA graphs, each kernel is launched by itself: {first_line(error)}")
+            return None
 
     @torch.inference_mode()
     def move(self, plan: Plan) -> None:
@@ -72,71 +125,102 @@ class TorchRunner:
         self.cache.copy_blocks(plan.copies)
 
     @torch.inference_mode()
+    @_on_its_device
     def execute(self, plan: Plan) -> StepResult:
         start = time.perf_counter()
-        ids, positions, last_rows, requests, step = self._inputs(plan)
+        moved = {op[1] for op in plan.ops}
+        self._tables.update([request for request in plan.work if request.number in moved])
+        # What has no context reads nothing from the pool: without a KV cache there is none to read.
+        singles = [r for r, n in plan.work.items() if n == 1 and r.computed]
+        singles.sort(key=_computed)
+        columns = self._columns(singles)
+        step = None
+        if self._graphs and len(singles) == len(plan.work) and all(r.computed + 1 == r.known for r in singles):
+            requests = singles
+        else:
+            ids, positions, last_rows, requests, step = self._inputs(plan, singles, columns)
         built = time.perf_counter()
-        with attention.active(step):
-            logits = self.loaded.model(
-                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last_rows
-            ).logits[0]
-        attention_s = step.seconds
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            attention_s = 0.0  # the host saw only launches, and an event pair a layer would cost launches of its own
-        computed = time.perf_counter()
+        timer = ForwardTimer(self.device)
+        logits = self._graphs.run(columns) if step is None else self._forward(ids, positions, step, last_rows)
+        timer.stop()
         sampled: dict[Request, int] = {}
         if requests:
             tokens, logits = sample(logits, requests, self.loaded.stop_ids)
             sampled = dict(zip(requests, tokens, strict=True))
+        forward_s = timer.seconds()
         end = time.perf_counter()
-        return StepResult(sampled, logits, built - start, computed - built, end - computed, attention_s)
+        # On a GPU the host saw only launches, and an event pair a layer would cost launches of its own.
+        attention_s = step.seconds if step and self.device.type == "cpu" else 0.0
+        return StepResult(sampled, logits, built - start, forward_s, max(0.0, end - built - forward_s), attention_s)
 
-    def _inputs(self, plan: Plan):
-        """Flat inputs of a step, requests with one new token first and by context length, then the longer spans."""
+    def _forward(self, ids, positions, step: attention.Step, rows) -> torch.Tensor:
+        """Logits of `rows`, a tensor of indices into the step; 0: of all."""
+        with attention.active(step):
+            return self.loaded.model(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows
+            ).logits[0]
+
+    def _decode(self, columns: Columns) -> torch.Tensor:
+        """The part of a decode step that a graph replays, on the graph's own memory."""
+        singles = self._singles(columns.rows, columns.lengths, self.config.max_model_len)
+        step = attention.Step(self.cache, columns.slots, [], [], singles, self._paged.write, captured=True)
+        return self._forward(columns.ids, columns.positions, step, 0)
+
+    def _singles(self, rows: torch.Tensor, lengths: torch.Tensor, longest: int) -> attention.CompiledSingles:
+        return self._paged.Singles(rows, self._tables.mirror, lengths, longest, self.config.block_size)
+
+    def _columns(self, singles: list[Request]) -> Columns:
+        """Inputs of requests with one new token."""
         block_size = self.config.block_size
-        moved = {op[1] for op in plan.ops}
-        for request in plan.work:
-            if request.number in moved:
-                self._tables[request.row, : len(request.table)] = request.table
-        # What has no context reads nothing from the pool: without a KV cache there is none to read.
-        singles = sorted((r for r, n in plan.work.items() if n == 1 and r.computed), key=lambda r: r.computed)
-        longer = [(r, n) for r, n in plan.work.items() if n > 1 or not r.computed]
+        rows = np.fromiter(map(_row, singles), np.int64, len(singles))
+        before = np.fromiter(map(_computed, singles), np.int64, len(singles))
+        ids = np.array([r.tokens[r.computed] for r in singles], dtype=np.int64)
+        slots = self._tables.host[rows, before // block_size] * block_size + before % block_size
+        return Columns(ids, before, slots, before + 1, rows)
 
-        rows = np.array([r.row for r in singles], dtype=np.int64)
-        before = np.array([r.computed for r in singles], dtype=np.int64)
-        ids = [np.array([r.tokens[r.computed] for r in singles], dtype=np.int64)]
-        positions = [before]
-        slots = [self._tables[rows, before // block_size] * block_size + before % block_size]
+    def _inputs(self, plan: Plan, singles: list[Request], columns: Columns):
+        """Flat inputs of a step, requests with one new token first and by context length, then the longer spans."""
+        block_size, tables = self.config.block_size, self._tables.host
+        rows, lengths = columns.rows, columns.lengths
+        ids, positions, slots = [columns.ids], [columns.positions], [columns.slots]
         groups, spans = [], []
-        for first, end in attention.group_rows(before + 1, block_size):
-            longest = int(before[end - 1]) + 1
-            blocks = self._tables[rows[first:end], : -(-longest // block_size)]
-            groups.append(attention.Group(first, blocks, before[first:end] + 1, block_size, self.device))
+        for first, end in attention.group_rows(lengths, block_size):
+            blocks = tables[rows[first:end], : -(-int(lengths[end - 1]) // block_size)]
+            groups.append(attention.Group(first, blocks, lengths[first:end], block_size, self.device))
 
         at = len(singles)
-        ends = list(range(at))
-        for request, count in longer:
-            first, end = request.computed, request.computed + count
-            blocks = self._tables[request.row, : -(-end // block_size)]
+        # Those who compute all they know, and their last rows.
+        requests, ends = [r for r in singles if r.computed + 1 == len(r.tokens)], list(range(at))
+        if len(requests) < at:
+            ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
+        for request in () if at == len(plan.work) else [r for r, n in plan.work.items() if n > 1 or not r.computed]:
+            first, end = request.computed, request.computed + plan.work[request]
+            blocks = tables[request.row, : -(-end // block_size)]
             where = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:end]
             ids.append(np.array(request.tokens[first:end], dtype=np.int64))
             positions.append(np.arange(first, end, dtype=np.int64))
             slots.append(where[first:])
-            spans.append(attention.Span(at, count, first, torch.from_numpy(where).to(self.device)))
-            at += count
-            ends.append(at - 1)
+            spans.append(attention.Span(at, end - first, first, upload(where, self.device)))
+            at += end - first
+            if end == len(request.tokens):
+                requests.append(request)
+                ends.append(at - 1)
 
-        order = [*singles, *(r for r, _ in longer)]
-        complete = [(r, end) for r, end in zip(order, ends, strict=True) if r.computed + plan.work[r] == r.known]
         step = attention.Step(self.cache, self._flat(slots), groups, spans)
-        if self.native_attention and singles:
-            longest = int(before[-1]) + 1
-            tables = self._tables[rows, : -(-longest // block_size)].astype(np.int32)
-            lengths = torch.from_numpy((before + 1).astype(np.int32))
-            step.singles = attention.Singles(torch.from_numpy(tables), lengths, longest)
-        last_rows = self._flat([np.array([end for _, end in complete], dtype=np.int64)])
-        return self._flat(ids)[None], self._flat(positions)[None], last_rows, [r for r, _ in complete], step
+        if self._paged:
+            step.write = self._paged.write
+            if spans:
+                slots_of = [span.slots for span in spans]
+                step.ragged = Spans(spans[0].first, [s.length for s in spans], [s.context for s in spans], slots_of)
+        if self._paged and singles:
+            longest = int(lengths[-1])
+            step.singles = self._singles(upload(rows, self.device), upload(lengths, self.device), longest)
+        elif self.native_attention and singles:
+            longest = int(lengths[-1])
+            own = torch.from_numpy(tables[rows, : -(-longest // block_size)].astype(np.int32))
+            step.singles = attention.Singles(own, torch.from_numpy(lengths.astype(np.int32)), longest, block_size)
+        last_rows = self._flat([np.array(ends, dtype=np.int64)])
+        return self._flat(ids), self._flat(positions), last_rows, requests, step
 
     def _flat(self, parts: list[np.ndarray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(self.device)
+        return upload(np.concatenate(parts), self.device)

@@ -58,11 +58,18 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         plan = Plan()
-        budget = self.config.token_budget
-        decoding = [r for r in self.running if r.to_compute == 1]
-        chunked = [r for r in self.running if r.to_compute != 1]
+        budget, block_size = self.config.token_budget, self.config.block_size
+        decoding: list[Request] = []
+        chunked: list[Request] = []
+        for request in self.running:
+            (decoding if len(request.tokens) - request.computed == 1 else chunked).append(request)
         for request in decoding + chunked:
             if not request.admitted:  # preempted in this very step
+                continue
+            # Most of all steps of most requests: one more token, into a block that it has.
+            if budget and request.computed + 1 == len(request.tokens) <= len(request.table) * block_size:
+                plan.work[request] = 1
+                budget -= 1
                 continue
             tokens = self._portion(request.to_compute, budget)
             if not tokens:

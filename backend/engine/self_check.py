@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,19 +37,19 @@ def _texts(loaded: LoadedModel) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def self_check(
-    loaded: LoadedModel, expected: list[torch.Tensor] | None = None, *, native_attention: bool = False
-) -> int:
+def self_check(loaded: LoadedModel, expected: list[torch.Tensor] | None = None, **paths: Any) -> int:
     """Compares paged with the model's own eager attention on a few tokens: whole prompts, chunks after a context,
     single tokens, two requests in one step, block tables out of order.
 
     `expected`: its reference_logits, taken before anything in the model was replaced; None takes them now.
+    `paths`: what TorchRunner is told of kernels and graphs: those that will serve.
     Returns the K and V bytes a token takes, read off the live tensors. Raises ModelError with the difference.
     """
     texts = _texts(loaded)
     expected = reference_logits(loaded) if expected is None else expected
     config = EngineConfig(block_size=4, num_blocks=16, max_running=2, max_model_len=64)
-    runner = TorchRunner(loaded, config, native_attention=native_attention)
+    runner = TorchRunner(loaded, **paths)
+    runner.configure(config)
     blocks = torch.randperm(16, generator=torch.Generator().manual_seed(0)).tolist()
     requests = [
         Request(

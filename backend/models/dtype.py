@@ -46,7 +46,10 @@ def _warning(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cpu" and dtype == torch.float16:
         return f"{name} was asked for: on a CPU it is {_SLOW_ON_CPU}"
     if device.type == "cpu" and dtype == torch.bfloat16 and not cpu_has_bf16():
-        return f"{name} was asked for: this CPU has no instructions for it, so it is {_SLOW_ON_CPU}"
+        return (
+            f"{name} was asked for: half the bytes of float32. This CPU has no instructions for it; where the compiled "
+            f"kernels do not widen it, it is {_SLOW_ON_CPU}"
+        )
     if device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
         return f"{name} was asked for: this GPU emulates it, slowly; float16 or float32 are native"
     return f"{name} was asked for"

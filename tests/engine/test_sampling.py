@@ -2,17 +2,17 @@
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from backend.engine.request import SamplingParams
+from backend.engine.request import Request, SamplingParams
 from backend.engine.sampling import sample, top_logprobs
 
 
 def request(seed=None, output_tokens=0, **params):
-    return SimpleNamespace(params=SamplingParams(**params), rng=random.Random(seed), output_tokens=output_tokens)
+    tokens = [0] * output_tokens
+    return Request(1, "", tokens, 0, params=SamplingParams(**params), rng=random.Random(seed))
 
 
 def draw(logits, request, count=4000):

@@ -34,9 +34,13 @@ def load_tiny(config: dict | None = None, seed: int = 0) -> SimpleNamespace:
 TEXT = SimpleNamespace(decode=lambda ids: "".join(f"<{i}>" for i in ids), piece=lambda i: f"<{i}>")
 
 
-def tiny_engine(loaded, events: list | None = None, native_attention: bool = False, **config) -> Engine:
+def tiny_engine(
+    loaded, events: list | None = None, native_attention: bool = False, triton_attention: bool = False, capture=None,
+    **config,
+) -> Engine:  # fmt: skip
     config = EngineConfig(**{"max_model_len": 512, "num_blocks": 512, **config})
-    runner = TorchRunner(loaded, config, native_attention=native_attention)
+    paths = {"native_attention": native_attention, "triton_attention": triton_attention, "capture": capture}
+    runner = TorchRunner(loaded, **paths)
     return Engine(runner, TEXT, model_shape(loaded), config, (events if events is not None else []).append)
 
 

@@ -1,7 +1,8 @@
 """Norms, gated MLPs and attention projections of a transformers model as one compiled operation each.
 
 A module is replaced only when its replacement computes the same on random input: class names say too little, and code
-changes with versions. What is not known, or answers otherwise, stays as it is. Float32 on the CPU, inference only.
+changes with versions. What is not known, or answers otherwise, stays as it is. Float32 on the CPU, inference only;
+weights in bfloat16 stay in memory as they are, and the comparison is made with the module widened to float32.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from torch import nn
 
 from backend.engine import attention
 from backend.engine.kv_cache import KVCache
-from backend.engine.native.linear import PackedLinear, release
+from backend.engine.native.linear import PackedLinear, is_packable, pack, release
 
 ROWS = 5  # of the random input
+LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")  # two residual halves, nothing else
+LAYER_PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 TOLERANCE = 1e-4  # of the largest number in the answer
 ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention")  # nothing between projection and rotation
 
@@ -21,7 +24,7 @@ ATTENTIONS = ("LlamaAttention", "MistralAttention", "Qwen2Attention")  # nothing
 class RMSNorm(nn.Module):
     def __init__(self, plain: nn.Module):
         super().__init__()
-        self.weight = plain.weight
+        self.weight = nn.Parameter(plain.weight.detach().float(), requires_grad=False)
         self.eps = float(plain.variance_epsilon)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,8 +37,8 @@ class GatedMLP(nn.Module):
     def __init__(self, plain: nn.Module):
         super().__init__()
         self.inner = plain.gate_proj.out_features
-        self.register_buffer("gate_up", _packed(plain.gate_proj, plain.up_proj), persistent=False)
-        self.register_buffer("down", _packed(plain.down_proj), persistent=False)
+        self.register_buffer("gate_up", pack(plain.gate_proj, plain.up_proj), persistent=False)
+        self.register_buffer("down", pack(plain.down_proj), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.kvscope.gated_mlp(x, self.gate_up, self.down, self.inner)
@@ -50,9 +53,9 @@ class Attention(nn.Module):
         self.layer_idx, self.scaling, self.head_dim = plain.layer_idx, plain.scaling, plain.head_dim
         self.sliding_window = getattr(plain, "sliding_window", getattr(plain.config, "sliding_window", None))
         self.heads, self.kv_heads = (p.out_features // plain.head_dim for p in projections[:2])
-        self.register_buffer("packed", _packed(*projections), persistent=False)
+        self.register_buffer("packed", pack(*projections), persistent=False)
         biases = [p.bias for p in projections if p.bias is not None]
-        self.register_buffer("bias", torch.cat(biases).detach() if len(biases) == 3 else None, persistent=False)
+        self.register_buffer("bias", torch.cat(biases).detach().float() if len(biases) == 3 else None, persistent=False)
         self.o_proj = PackedLinear(plain.o_proj)
 
     def forward(self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_):
@@ -66,6 +69,40 @@ class Attention(nn.Module):
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), 1)
         out, _ = attention.attend(self, q, k, v, scaling=self.scaling, sliding_window=self.sliding_window, written=True)
         return self.o_proj(out.flatten(2)), None
+
+
+class DecoderLayer(nn.Module):
+    """A layer whose parts are fused already: one operation in steps in which every request has one new token."""
+
+    def __init__(self, plain: nn.Module):
+        super().__init__()
+        self.plain = plain
+        before, attend, after, mlp = (getattr(plain, name) for name in LAYER_PARTS)
+        self.window, self.index, self.scaling = attend.sliding_window, attend.layer_idx, attend.scaling
+        # Read once: a module looks each of its tensors up in three dictionaries.
+        self.weights = (
+            before.weight, before.eps, attend.packed, attend.bias, attend.o_proj.packed, attend.o_proj.bias,
+            after.weight, after.eps, mlp.gate_up, mlp.down, mlp.inner,
+        )  # fmt: skip
+
+    def forward(self, hidden_states: torch.Tensor, *, position_embeddings, **others):
+        step = attention.current()
+        singles, pools = step.singles, step.cache.layers.get(self.index)
+        if step.spans or pools is None or not isinstance(singles, attention.Singles) or not singles.see(self.window):
+            return self.plain(hidden_states, position_embeddings=position_embeddings, **others)
+        answer, seconds = torch.ops.kvscope.decoder_layer(
+            hidden_states, *self.weights, *position_embeddings, step.slots, *pools, singles.tables, singles.lengths,
+            singles.block_size, self.scaling,
+        )  # fmt: skip
+        step.seconds += seconds
+        return answer
+
+    def __getattr__(self, name: str):
+        """What the model asks its layers for beside their answer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("plain"), name)
 
 
 @torch.inference_mode()
@@ -87,11 +124,49 @@ def fuse(model: nn.Module) -> int:
                 release(module)
         setattr(parent, name, replacement)
         replaced += 1
+    return replaced + _fuse_layers(model)
+
+
+def _fuse_layers(model: nn.Module) -> int:
+    found = [(parent, name, child) for parent in list(model.modules()) for name, child in parent.named_children()]
+    replaced = 0
+    for parent, name, child in found:
+        parts = [getattr(child, part, None) for part in LAYER_PARTS]
+        if type(child).__name__ not in LAYERS or [type(p) for p in parts] != [RMSNorm, Attention, RMSNorm, GatedMLP]:
+            continue
+        made = DecoderLayer(child)
+        if _same_layer(child, made):
+            setattr(parent, name, made)
+            replaced += 1
     return replaced
+
+
+def _same_layer(plain: nn.Module, fused: DecoderLayer) -> bool:
+    """The same answers for requests that each have one new token, and the same K and V in the pool."""
+    attend = plain.self_attn
+    x, size = _random(1, ROWS, len(plain.input_layernorm.weight)), attend.head_dim
+    angles = _random(1, ROWS, size // 2)
+    angles = torch.cat([angles, angles], -1)
+    kept = _random(2, 2 * ROWS * ROWS, attend.kv_heads, size)
+    tables = torch.arange(2 * ROWS).reshape(ROWS, 2).int()
+    lengths = torch.arange(ROWS, 2 * ROWS).int()
+    slots = torch.arange(ROWS) * 2 * ROWS + lengths - 1
+    told = []
+    for module in (plain, fused):
+        step = attention.Step(KVCache(2 * ROWS, ROWS, x.device), slots, [], [])
+        step.cache.layers[attend.layer_idx] = tuple(pool.clone() for pool in kept)
+        step.singles = attention.Singles(tables, lengths, 2 * ROWS - 1, ROWS)
+        with attention.active(step):
+            out = module(x, position_embeddings=(angles.cos(), angles.sin()), attention_mask=None)
+        if not isinstance(out, torch.Tensor):
+            return False  # a version whose layers return more than their answer
+        told.append((out, *step.cache.layers[attend.layer_idx]))
+    return all(_close(a, b) for a, b in zip(*told, strict=True))
 
 
 def _replacement(plain: nn.Module) -> nn.Module | None:
     """What computes the same as `plain`, or None."""
+    dtype = next((p.dtype for p in plain.parameters()), None)
     for fits, fused, same in (
         (_is_norm, RMSNorm, _same_rows),
         (_is_gated_mlp, GatedMLP, _same_rows),
@@ -100,9 +175,12 @@ def _replacement(plain: nn.Module) -> nn.Module | None:
         if fits(plain):
             try:
                 made = fused(plain)
-                return made if same(plain, made) else None
+                if same(plain.float(), made):
+                    return made
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-                return None  # another signature, another layout: not what it looked like
+                pass  # another signature, another layout: not what it looked like
+            plain.to(dtype)
+            return None
     return None
 
 
@@ -112,7 +190,7 @@ def _is_norm(plain: nn.Module) -> bool:
         type(plain).__name__.endswith("RMSNorm")
         and hasattr(plain, "variance_epsilon")
         and isinstance(weight, torch.Tensor)
-        and _plain_floats(weight)
+        and is_packable(weight)
         and weight.dim() == 1
         and len(weight) % 8 == 0
     )
@@ -121,7 +199,7 @@ def _is_norm(plain: nn.Module) -> bool:
 def _is_gated_mlp(plain: nn.Module) -> bool:
     parts = [getattr(plain, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     return (
-        all(type(part) is nn.Linear and part.bias is None and _plain_floats(part.weight) for part in parts)
+        all(type(part) is nn.Linear and part.bias is None and is_packable(part.weight) for part in parts)
         and parts[0].weight.shape == parts[1].weight.shape == parts[2].weight.shape[::-1]
         and parts[0].out_features % 8 == 0
     )
@@ -131,14 +209,10 @@ def _is_attention(plain: nn.Module) -> bool:
     parts = [getattr(plain, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     return (
         type(plain).__name__ in ATTENTIONS
-        and all(type(part) is nn.Linear and _plain_floats(part.weight) for part in parts)
+        and all(type(part) is nn.Linear and is_packable(part.weight) for part in parts)
         and len({part.bias is None for part in parts[:3]}) == 1
         and plain.head_dim % 16 == 0
     )
-
-
-def _plain_floats(weight: torch.Tensor) -> bool:
-    return weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
 def _same_rows(plain: nn.Module, fused: nn.Module) -> bool:
@@ -167,7 +241,3 @@ def _random(*shape: int) -> torch.Tensor:
 
 def _close(want: torch.Tensor, got: torch.Tensor) -> bool:
     return want.shape == got.shape and bool((want - got).abs().max() <= TOLERANCE * want.abs().max())
-
-
-def _packed(*layers: nn.Linear) -> torch.Tensor:
-    return torch.ops.kvscope.pack(torch.cat([layer.weight.detach() for layer in layers]))

@@ -1,6 +1,8 @@
-// Float32 operators for the CPU: linear layers with packed weights, alone and with what stands around them (norm, gated
-// MLP, projections for attention), and attention of single tokens over the paged pool, read in place. Eight floats at a time through the compiler's vector extensions, so one source serves AVX2,
-// AVX-512 and NEON. Registered as torch.ops.kvscope.*, which needs no Python at compile time.
+// Operators for the CPU that compute in float32: linear layers with packed weights, alone and with what stands around
+// them (norm, gated MLP, projections for attention), and attention of single tokens over the paged pool, read in place.
+// Weights and pool are float32 or bfloat16: half the bytes, widened in registers. Eight floats at a time through the
+// compiler's vector extensions, so one source serves AVX2, AVX-512 and NEON. Registered as torch.ops.kvscope.*, which
+// needs no Python at compile time.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -10,10 +12,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -21,10 +25,29 @@ namespace {
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t v8i __attribute__((vector_size(32)));
+typedef int32_t v8i_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint16_t v8h_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
+
+struct bf16 { uint16_t bits; };  // the upper half of a float32
 
 inline v8 load8(const float* p) { return *(const v8_unaligned*)p; }
+inline v8 load8(const bf16* p) { return (v8)(__builtin_convertvector(*(const v8h_unaligned*)p, v8i) << 16); }
 inline void store8(float* p, v8 x) { *(v8_unaligned*)p = x; }
 inline v8 splat(float x) { return v8{x, x, x, x, x, x, x, x}; }
+
+inline bf16 rounded(float x) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {(uint16_t)((bits >> 16) | 0x40)};
+  return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+inline float widened(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
 inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
 
 #ifdef __clang__
@@ -65,7 +88,9 @@ inline v8 exp8(v8 x) {
 // ---- linear layer -----------------------------------------------------------------------------------------------------
 // W [N, K] is packed into panels [ceil(N / 16), K, 16], the last one filled with zeros: a panel is read from front to
 // back, whatever the batch, and 16 columns of up to 6 rows are summed in registers. K is cut into blocks: a block of a
-// panel stays in the L1 cache for all rows, and sums of short sums round less than one long sum.
+// panel stays in the L1 cache for all rows, and sums of short sums round less than one long sum. While one block is
+// multiplied, the next one is fetched. In bfloat16, column c and column c + 8 of a panel are one 32-bit word, low and
+// high, so that a shift and a mask widen them.
 
 constexpr int64_t PANEL = 16;
 constexpr int64_t ROWS = 6;                     // 6 rows x 16 columns: 12 of the 16 vector registers of AVX2
@@ -73,17 +98,27 @@ constexpr int64_t BLOCK = 256;                  // of K, at most
 constexpr int64_t X_FLOATS = 64 * 1024;         // rows of x that are worked on together: they stay in the L2 cache
 constexpr int64_t MULTIPLICATIONS = 64 * 1024;  // fewer than this are not worth waking a thread
 
+inline void load16(const float* p, v8& low, v8& high) { low = load8(p), high = load8(p + 8); }
+inline void load16(const bf16* p, v8& low, v8& high) {
+  const v8i both = *(const v8i_unaligned*)p;
+  low = (v8)(both << 16), high = (v8)(both & (int32_t)0xffff0000);
+}
+
 // One block of a panel: what is multiplied, and where the sums go.
+template <class W>
 struct Block {
-  const float* w;     // [K, 16]
+  const W* w;         // [K, 16]
   const float* bias;  // of the panel's first column, or null; only in a panel's first block
   int64_t K, ldx;     // K: of this block; ldx: floats from a row of x to the next
   int64_t columns;    // 16, or less in the last panel
   int64_t N;          // floats from a row of the output to the next
   bool first;         // else the sums are added to what is there
+  const W* ahead;     // [K, 16]: a share of what is read next
+  int64_t share;      // of `ahead` that one tile fetches: bytes a row of the block
 };
 
-inline void finish(v8 lo, v8 hi, const Block& b, float* out) {
+template <class W>
+inline void finish(v8 lo, v8 hi, const Block<W>& b, float* out) {
   const float* add = b.first ? b.bias : out;
   if (b.columns == PANEL) {
     if (add) { lo += load8(add); hi += load8(add + 8); }
@@ -97,12 +132,14 @@ inline void finish(v8 lo, v8 hi, const Block& b, float* out) {
   for (int64_t n = 0; n < b.columns; ++n) out[n] = sums[n] + (add ? add[n] : 0.f);
 }
 
-template <int M>
-inline void rows(const float* x, const Block& b, float* out) {
+template <int M, class W>
+inline void rows(const float* x, const Block<W>& b, float* out) {
   v8 lo[M], hi[M];
   UNROLL for (int m = 0; m < M; ++m) lo[m] = hi[m] = splat(0.f);
   for (int64_t k = 0; k < b.K; ++k) {
-    v8 w0 = load8(b.w + k * PANEL), w1 = load8(b.w + k * PANEL + 8);
+    v8 w0, w1;
+    load16(b.w + k * PANEL, w0, w1);
+    __builtin_prefetch((const char*)b.ahead + k * b.share, 0, 2);
     UNROLL for (int m = 0; m < M; ++m) {
       v8 s = splat(x[m * b.ldx + k]);
       lo[m] += s * w0;
@@ -113,26 +150,33 @@ inline void rows(const float* x, const Block& b, float* out) {
 }
 
 // One row alone is bound by memory and by the latency of an addition: four sums in flight, and reading ahead.
-inline void one_row(const float* x, const Block& b, float* out) {
+template <class W>
+inline void one_row(const float* x, const Block<W>& b, float* out) {
+  constexpr int64_t LINE = 64 / sizeof(W), FAR = 2048 / sizeof(W);
   v8 lo[4], hi[4];
   UNROLL for (int i = 0; i < 4; ++i) lo[i] = hi[i] = splat(0.f);
   int64_t k = 0;
   for (; k + 4 <= b.K; k += 4) {
-    const float* w = b.w + k * PANEL;
+    const W* w = b.w + k * PANEL;
+    for (int64_t i = 0; i < 4 * PANEL; i += LINE) __builtin_prefetch(w + FAR + i);
     UNROLL for (int i = 0; i < 4; ++i) {
-      __builtin_prefetch(w + 512 + i * PANEL);
-      lo[i] += splat(x[k + i]) * load8(w + i * PANEL);
-      hi[i] += splat(x[k + i]) * load8(w + i * PANEL + 8);
+      v8 w0, w1;
+      load16(w + i * PANEL, w0, w1);
+      lo[i] += splat(x[k + i]) * w0;
+      hi[i] += splat(x[k + i]) * w1;
     }
   }
   for (; k < b.K; ++k) {
-    lo[0] += splat(x[k]) * load8(b.w + k * PANEL);
-    hi[0] += splat(x[k]) * load8(b.w + k * PANEL + 8);
+    v8 w0, w1;
+    load16(b.w + k * PANEL, w0, w1);
+    lo[0] += splat(x[k]) * w0;
+    hi[0] += splat(x[k]) * w1;
   }
   finish((lo[0] + lo[1]) + (lo[2] + lo[3]), (hi[0] + hi[1]) + (hi[2] + hi[3]), b, out);
 }
 
-void some_rows(int64_t M, const float* x, const Block& b, float* out) {
+template <class W>
+void some_rows(int64_t M, const float* x, const Block<W>& b, float* out) {
   switch (M) {
     case 6: return rows<6>(x, b, out);
     case 5: return rows<5>(x, b, out);
@@ -143,32 +187,40 @@ void some_rows(int64_t M, const float* x, const Block& b, float* out) {
   }
 }
 
-at::Tensor pack(const at::Tensor& weight) {  // [N, K] -> [ceil(N / 16), K, 16]
+// [N, K] float32 -> [ceil(N / 16), K, 16] in float32, or `half`: rounded to bfloat16
+at::Tensor pack(const at::Tensor& weight, bool half) {
   TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kFloat, "pack: a float32 matrix, not ", weight.toString());
   at::Tensor plain = weight.contiguous();
   const int64_t N = plain.size(0), K = plain.size(1), panels = (N + PANEL - 1) / PANEL;
-  at::Tensor packed = at::zeros({panels, K, PANEL}, plain.options());
+  at::Tensor packed = at::zeros({panels, K, PANEL}, plain.options().dtype(half ? at::kBFloat16 : at::kFloat));
   const float* from = plain.const_data_ptr<float>();
-  float* to = packed.mutable_data_ptr<float>();
+  void* to = packed.mutable_data_ptr();
   at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p)
       for (int64_t n = 0; n < std::min(PANEL, N - p * PANEL); ++n)
-        for (int64_t k = 0; k < K; ++k) to[(p * K + k) * PANEL + n] = from[(p * PANEL + n) * K + k];
+        for (int64_t k = 0; k < K; ++k) {
+          const float w = from[(p * PANEL + n) * K + k];
+          const int64_t row = (p * K + k) * PANEL;
+          if (half) ((bf16*)to)[row + n % 8 * 2 + n / 8] = rounded(w);
+          else ((float*)to)[row + n] = w;
+        }
   });
   return packed;
 }
 
 // Packed weights and bias of N outputs, checked against the K inputs that they are for.
 struct Weights {
-  const float *w, *bias;
+  const void* w;
+  const float* bias;
   int64_t K, N;
+  bool half;
 
   Weights(const at::Tensor& packed, const std::optional<at::Tensor>& b, int64_t K, int64_t N, const char* who)
-      : w(nullptr), bias(nullptr), K(K), N(N) {
+      : w(nullptr), bias(nullptr), K(K), N(N), half(packed.scalar_type() == at::kBFloat16) {
     TORCH_CHECK(packed.dim() == 3 && packed.size(2) == PANEL && packed.size(0) == (N + PANEL - 1) / PANEL &&
-                    packed.size(1) == K && packed.is_contiguous() && packed.scalar_type() == at::kFloat,
+                    packed.size(1) == K && packed.is_contiguous() && (half || packed.scalar_type() == at::kFloat),
                 who, ": weights packed as ", packed.sizes(), " do not fit ", K, " inputs and ", N, " outputs");
-    w = packed.const_data_ptr<float>();
+    w = packed.const_data_ptr();
     if (b.has_value() && b->defined()) {
       TORCH_CHECK(b->dim() == 1 && b->size(0) == N && b->is_contiguous() && b->scalar_type() == at::kFloat, who,
                   ": bias must be float32 [", N, "]");
@@ -178,20 +230,27 @@ struct Weights {
 
   void multiply(const float* from, int64_t M, float* to) const {  // [M, K] -> [M, N]
     if (M * N == 0) return;
+    half ? multiply(from, M, to, (const bf16*)w) : multiply(from, M, to, (const float*)w);
+  }
+
+  template <class W>
+  void multiply(const float* from, int64_t M, float* to, const W* w) const {
     const int64_t panels = (N + PANEL - 1) / PANEL, blocks = std::max<int64_t>(1, (K + BLOCK - 1) / BLOCK);
     const int64_t together = std::max<int64_t>(ROWS, X_FLOATS / std::max<int64_t>(K, 1) / ROWS * ROWS);
     const int64_t grain = std::max<int64_t>(1, MULTIPLICATIONS / std::max<int64_t>(1, M * K * PANEL));
     at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
       for (int64_t first = 0; first < M; first += together) {
         const int64_t count = std::min(together, M - first), tiles = (count + ROWS - 1) / ROWS;
+        const int64_t share = PANEL * (int64_t)sizeof(W) / tiles;
         for (int64_t p = begin; p < end; ++p)
           for (int64_t i = 0, k = 0; i < blocks; ++i) {
             const int64_t length = (K - k + blocks - i - 1) / (blocks - i);
-            const Block block{w + (p * K + k) * PANEL, bias ? bias + p * PANEL : nullptr, length, K,
-                              std::min(PANEL, N - p * PANEL), N, i == 0};
+            const W *block = w + (p * K + k) * PANEL, *next = block + length * PANEL;
             for (int64_t t = 0, m = first; t < tiles; ++t) {  // tiles of like height: 7 rows are 4 and 3, not 6 and 1
               const int64_t height = (first + count - m + tiles - t - 1) / (tiles - t);
-              some_rows(height, from + m * K + k, block, to + m * N + p * PANEL);
+              const Block<W> b{block, bias ? bias + p * PANEL : nullptr, length, K, std::min(PANEL, N - p * PANEL), N,
+                               i == 0, next + t * length * PANEL / tiles, share};
+              some_rows(height, from + m * K + k, b, to + m * N + p * PANEL);
               m += height;
             }
             k += length;
@@ -275,6 +334,19 @@ inline void rotate(float* head, int64_t size, const float* cos, const float* sin
   }
 }
 
+// One token's K or V into its slot of the pool. What is rounded there is rounded in the row as well: attention sees the
+// same numbers, whether it reads the pool or not.
+inline void keep(float* row, int64_t count, void* pool, int64_t slot, bool half) {
+  if (!half) {
+    std::memcpy((float*)pool + slot * count, row, sizeof(float) * count);
+    return;
+  }
+  bf16* to = (bf16*)pool + slot * count;
+  for (int64_t i = 0; i < count; ++i) to[i] = rounded(row[i]), row[i] = widened(to[i]);
+}
+
+inline bool is_pool(const at::Tensor& x) { return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16; }
+
 // x [T, K], packed: the projections to queries, keys and values as one. Queries and keys are rotated (cos, sin [T, size]);
 // keys and values go to their slots of the pool (k, v [slots, kv_heads, size]) -> [T, heads + 2 kv_heads, size]
 at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
@@ -282,8 +354,8 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
   at::Tensor input = float_rows(x, "project");
   const int64_t T = input.size(0), kv_heads = k.size(1), size = k.size(2);
   TORCH_CHECK(input.dim() == 2 && k.dim() == 3 && k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous() &&
-                  k.scalar_type() == at::kFloat && v.scalar_type() == at::kFloat && size % 16 == 0,
-              "project: x must be [T, K], K and V float32 [slots, kv_heads, size], size a multiple of 16");
+                  is_pool(k) && k.scalar_type() == v.scalar_type() && size % 16 == 0,
+              "project: x must be [T, K], K and V float32 or bfloat16 [slots, kv_heads, size], size a multiple of 16");
   TORCH_CHECK(slots.dim() == 1 && slots.size(0) == T && slots.scalar_type() == at::kLong && slots.is_contiguous(),
               "project: slots must be int64 [T]");
   for (const at::Tensor* angle : {&cos, &sin})
@@ -295,7 +367,8 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
   at::Tensor output = at::empty({T, heads + 2 * kv_heads, size}, input.options());
   float* rows = output.mutable_data_ptr<float>();
   weights.multiply(input.const_data_ptr<float>(), T, rows);
-  float *keys = k.mutable_data_ptr<float>(), *values = v.mutable_data_ptr<float>();
+  const bool half = k.scalar_type() == at::kBFloat16;
+  void *keys = k.mutable_data_ptr(), *values = v.mutable_data_ptr();
   const float *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
   const int64_t *slot = slots.const_data_ptr<int64_t>(), pool = k.size(0), one = kv_heads * size;
   for (int64_t t = 0; t < T; ++t) TORCH_CHECK(slot[t] >= 0 && slot[t] < pool, "project: slot ", slot[t], " is not in the pool");
@@ -303,8 +376,8 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
     for (int64_t t = begin; t < end; ++t) {
       float* row = rows + t * width;
       for (int64_t h = 0; h < heads + kv_heads; ++h) rotate(row + h * size, size, c + t * size, s + t * size);
-      std::memcpy(keys + slot[t] * one, row + heads * size, sizeof(float) * one);
-      std::memcpy(values + slot[t] * one, row + (heads + kv_heads) * size, sizeof(float) * one);
+      keep(row + heads * size, one, keys, slot[t], half);
+      keep(row + (heads + kv_heads) * size, one, values, slot[t], half);
     }
   });
   return output;
@@ -319,19 +392,20 @@ constexpr int SHARED = 3;                  // query heads worked on together: wh
 constexpr int64_t MAX_HEAD_SIZE = 256;
 constexpr int64_t PART = 128;              // tokens: parts are multiples of this
 
+template <class T>
 struct Pool {
-  const float *k, *v;  // [slots, kv_heads, size]
+  const T *k, *v;  // [slots, kv_heads, size]
   int64_t kv_heads, size, block_size;
   float scale;
 };
 
 // Scores of G query heads (q [G, size]) against n tokens -> out [G, TILE]
-template <int G>
-inline void score(const float* q, int64_t size, const float* const* tokens, int n, float scale, float* out) {
+template <int G, class T>
+inline void score(const float* q, int64_t size, const T* const* tokens, int n, float scale, float* out) {
   int t = 0;
   for (; t + 4 <= n; t += 4) {
     for (int j = t + 4; j < t + 8 && j < n; ++j)
-      for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(tokens[j] + d);
+      for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(tokens[j] + d);
     v8 acc[G][4];
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
     for (int64_t d = 0; d < size; d += 8) {
@@ -353,15 +427,16 @@ inline void score(const float* q, int64_t size, const float* const* tokens, int 
 }
 
 // out [G, size] += the tokens' values, weighted with p [G, TILE]
-template <int G>
-inline void weigh(const float* p, int64_t size, const float* const* tokens, int n, float* out) {
+template <int G, class T>
+inline void weigh(const float* p, int64_t size, const T* const* tokens, int n, float* out) {
   int64_t d = 0;
   for (; d + 32 <= size; d += 32) {
     v8 acc[G][4];
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
     for (int t = 0; t < n; ++t) {
-      if (d == 0 && t + 4 < n) for (int64_t e = 0; e < size; e += 16) __builtin_prefetch(tokens[t + 4] + e);
-      const float* v = tokens[t] + d;
+      if (d == 0 && t + 4 < n)
+        for (int64_t e = 0; e < size; e += 64 / sizeof(T)) __builtin_prefetch(tokens[t + 4] + e);
+      const T* v = tokens[t] + d;
       v8 v0 = load8(v), v1 = load8(v + 8), v2 = load8(v + 16), v3 = load8(v + 24);
       UNROLL for (int g = 0; g < G; ++g) {
         v8 w = splat(p[g * TILE + t]);
@@ -379,11 +454,11 @@ inline void weigh(const float* p, int64_t size, const float* const* tokens, int 
 }
 
 // Tokens [begin, end) of one request and one KV head -> out [G, size] not yet divided, largest score and sum [G].
-template <int G>
-void attend(const Pool& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin, int64_t end,
+template <int G, class T>
+void attend(const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin, int64_t end,
             float* out, float* largest, float* sum) {
   float p[G * TILE];
-  const float *k[TILE], *v[TILE];
+  const T *k[TILE], *v[TILE];
   for (int g = 0; g < G; ++g) { largest[g] = -INFINITY; sum[g] = 0.f; }
   std::memset(out, 0, sizeof(float) * G * pool.size);
   for (int64_t first = begin; first < end; first += TILE) {
@@ -395,7 +470,7 @@ void attend(const Pool& pool, int64_t kv_head, const float* q, const int32_t* ta
       k[i] = pool.k + at;
       v[i] = pool.v + at;
     }
-    score<G>(q, pool.size, k, n, pool.scale, p);
+    score<G, T>(q, pool.size, k, n, pool.scale, p);
     for (int g = 0; g < G; ++g) {
       float* s = p + g * TILE;
       float top = largest[g];
@@ -415,16 +490,17 @@ void attend(const Pool& pool, int64_t kv_head, const float* q, const int32_t* ta
       sum[g] = sum[g] * shrink + sum8(total);
       largest[g] = top;
     }
-    weigh<G>(p, pool.size, v, n, out);
+    weigh<G, T>(p, pool.size, v, n, out);
   }
 }
 
-void attend_some(int64_t G, const Pool& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin,
+template <class T>
+void attend_some(int64_t G, const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin,
                  int64_t end, float* out, float* largest, float* sum) {
   switch (G) {
-    case 3: return attend<3>(pool, kv_head, q, table, begin, end, out, largest, sum);
-    case 2: return attend<2>(pool, kv_head, q, table, begin, end, out, largest, sum);
-    default: return attend<1>(pool, kv_head, q, table, begin, end, out, largest, sum);
+    case 3: return attend<3, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
+    case 2: return attend<2, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
+    default: return attend<1, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
   }
 }
 
@@ -433,9 +509,11 @@ void attend_some(int64_t G, const Pool& pool, int64_t kv_head, const float* q, c
 at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::Tensor& v, const at::Tensor& tables,
                         const at::Tensor& lengths, int64_t block_size, double scale) {
   for (const at::Tensor* x : {&query, &k, &v})
-    TORCH_CHECK(x->dim() == 3 && x->scalar_type() == at::kFloat && x->size(2) == query.size(2),
-                "paged_decode: q, K and V must be float32 with three dimensions and heads of one size");
-  TORCH_CHECK(k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous(), "paged_decode: K and V must be alike");
+    TORCH_CHECK(x->dim() == 3 && (x == &query ? x->scalar_type() == at::kFloat : is_pool(*x)) &&
+                    x->size(2) == query.size(2),
+                "paged_decode: q must be float32, K and V float32 or bfloat16, with three dimensions and heads of one size");
+  TORCH_CHECK(k.sizes() == v.sizes() && k.scalar_type() == v.scalar_type() && k.is_contiguous() && v.is_contiguous(),
+              "paged_decode: K and V must be alike");
   TORCH_CHECK(tables.dim() == 2 && lengths.dim() == 1 && tables.size(0) == query.size(0) &&
                   lengths.size(0) == query.size(0) && tables.scalar_type() == at::kInt &&
                   lengths.scalar_type() == at::kInt && tables.is_contiguous() && lengths.is_contiguous(),
@@ -445,7 +523,6 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   const int64_t batch = q.size(0), heads = q.size(1), size = q.size(2), kv_heads = k.size(1), blocks = tables.size(1);
   TORCH_CHECK(size % 8 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 8 up to 256");
   TORCH_CHECK(heads % kv_heads == 0, "paged_decode: ", heads, " heads cannot share ", kv_heads, " KV heads");
-  const Pool pool{k.const_data_ptr<float>(), v.const_data_ptr<float>(), kv_heads, size, block_size, (float)scale};
   const int32_t *table = tables.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
   int64_t tokens = 0;
   for (int64_t b = 0; b < batch; ++b) {
@@ -473,16 +550,23 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   std::vector<float> sums(first_part[batch] * heads * size), largest(first_part[batch] * heads), total(largest.size());
   const float* from = q.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
-  at::parallel_for(0, (int64_t)work.size(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Work& w = work[i];
-      for (int64_t g = 0; g < group; g += SHARED) {
-        const int64_t head = w.kv_head * group + g, at = w.part * heads + head;
-        attend_some(std::min<int64_t>(SHARED, group - g), pool, w.kv_head, from + (w.request * heads + head) * size,
-                    table + w.request * blocks, w.begin, w.end, &sums[at * size], &largest[at], &total[at]);
+  const auto all = [&](const auto& pool) {
+    at::parallel_for(0, (int64_t)work.size(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Work& w = work[i];
+        for (int64_t g = 0; g < group; g += SHARED) {
+          const int64_t head = w.kv_head * group + g, at = w.part * heads + head;
+          attend_some(std::min<int64_t>(SHARED, group - g), pool, w.kv_head, from + (w.request * heads + head) * size,
+                      table + w.request * blocks, w.begin, w.end, &sums[at * size], &largest[at], &total[at]);
+        }
       }
-    }
-  });
+    });
+  };
+  if (k.scalar_type() == at::kFloat)
+    all(Pool<float>{k.const_data_ptr<float>(), v.const_data_ptr<float>(), kv_heads, size, block_size, (float)scale});
+  else
+    all(Pool<bf16>{(const bf16*)k.const_data_ptr(), (const bf16*)v.const_data_ptr(), kv_heads, size, block_size,
+                   (float)scale});
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < heads; ++h) {
       float top = -INFINITY, all = 0.f;
@@ -499,15 +583,43 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   return output;
 }
 
+// ---- a whole layer ----------------------------------------------------------------------------------------------------
+
+// One decoder layer of a step in which every request has one new token, x [1, T, D]: norm, attention and its output
+// projection, norm, gated MLP, each half added to what came in. Nothing new is computed here; a step of a small model
+// just spends a fifth of its time between operations otherwise. -> (x [1, T, D], seconds that attention took)
+std::tuple<at::Tensor, double> decoder_layer(
+    const at::Tensor& x, const at::Tensor& norm, double eps, const at::Tensor& qkv,
+    const std::optional<at::Tensor>& qkv_bias, const at::Tensor& out, const std::optional<at::Tensor>& out_bias,
+    const at::Tensor& mlp_norm, double mlp_eps, const at::Tensor& gate_up, const at::Tensor& down, int64_t inner,
+    const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& slots, at::Tensor k, at::Tensor v,
+    const at::Tensor& tables, const at::Tensor& lengths, int64_t block_size, double scale) {
+  TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && cos.dim() == 3 && sin.dim() == 3, "decoder_layer: x must be [1, T, D]");
+  const at::Tensor rows = project(rms_norm(x, norm, eps)[0], qkv, qkv_bias, cos[0].contiguous(), sin[0].contiguous(),
+                                  slots, k, v);
+  const auto start = std::chrono::steady_clock::now();
+  const at::Tensor seen = paged_decode(rows.narrow(1, 0, rows.size(1) - 2 * k.size(1)), k, v, tables, lengths,
+                                       block_size, scale);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  at::Tensor sum = linear(seen.reshape({1, x.size(1), -1}), out, out_bias, x.size(2));
+  sum.add_(x);
+  at::Tensor result = gated_mlp(rms_norm(sum, mlp_norm, mlp_eps), gate_up, down, inner);
+  result.add_(sum);
+  return {result, took.count()};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(kvscope, m) {
-  m.def("pack(Tensor weight) -> Tensor");
+  m.def("pack(Tensor weight, bool half=False) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("gated_mlp(Tensor x, Tensor gate_up, Tensor down, int inner) -> Tensor");
   m.def("project(Tensor x, Tensor packed, Tensor? bias, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) k, "
         "Tensor(b!) v) -> Tensor");
+  m.def("decoder_layer(Tensor x, Tensor norm, float eps, Tensor qkv, Tensor? qkv_bias, Tensor out, Tensor? out_bias, "
+        "Tensor mlp_norm, float mlp_eps, Tensor gate_up, Tensor down, int inner, Tensor cos, Tensor sin, Tensor slots, "
+        "Tensor(a!) k, Tensor(b!) v, Tensor tables, Tensor lengths, int block_size, float scale) -> (Tensor, float)");
   m.def("paged_decode(Tensor q, Tensor k, Tensor v, Tensor tables, Tensor lengths, int block_size, float scale) -> Tensor");
 }
 
@@ -517,5 +629,6 @@ TORCH_LIBRARY_IMPL(kvscope, CPU, m) {
   m.impl("rms_norm", &rms_norm);
   m.impl("gated_mlp", &gated_mlp);
   m.impl("project", &project);
+  m.impl("decoder_layer", &decoder_layer);
   m.impl("paged_decode", &paged_decode);
 }

@@ -1,30 +1,48 @@
-"""nn.Linear on the CPU with its weight packed once, in the order in which the kernel reads it."""
+"""nn.Linear on the CPU with its weight packed once, in the order in which the kernel reads it.
+
+What the kernels compute is float32. A weight in bfloat16 stays so in memory, half the bytes of a step, and is widened
+in registers: a CPU without bfloat16 instructions loses nothing by it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 
 class PackedLinear(nn.Module):
-    """y = x Wᵀ + b in float32, inference only. Needs torch.ops.kvscope."""
+    """y = x Wᵀ + b, inference only. Needs torch.ops.kvscope."""
 
     def __init__(self, plain: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.register_buffer("packed", torch.ops.kvscope.pack(plain.weight.detach()), persistent=False)
-        self.register_buffer("bias", None if plain.bias is None else plain.bias.detach(), persistent=False)
+        self.register_buffer("packed", pack(plain), persistent=False)
+        self.register_buffer("bias", None if plain.bias is None else plain.bias.detach().float(), persistent=False)
 
     @property
     def weight(self) -> torch.Tensor:
         """[N, K], unpacked into a copy: for model code that asks its layers for their weight's dtype or device."""
-        return self.packed.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+        columns = self.packed.transpose(1, 2)  # [panels, 16, K]
+        if self.packed.dtype == torch.bfloat16:  # column c stands beside column c + 8
+            columns = columns.unflatten(1, (8, 2)).transpose(1, 2)
+        return columns.reshape(-1, self.in_features)[: self.out_features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.kvscope.linear(x, self.packed, self.bias, self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def is_packable(weight: torch.Tensor) -> bool:
+    return weight.dtype in (torch.float32, torch.bfloat16) and weight.device.type == "cpu"
+
+
+def pack(*layers: nn.Linear, half: bool | None = None) -> torch.Tensor:
+    """The layers' weights as one, their outputs one after another; `half`: in bfloat16, None: as they are."""
+    half = layers[0].weight.dtype == torch.bfloat16 if half is None else half
+    return torch.ops.kvscope.pack(torch.cat([layer.weight.detach().float() for layer in layers]), half)
 
 
 def release(plain: nn.Linear) -> None:
@@ -34,7 +52,7 @@ def release(plain: nn.Linear) -> None:
 
 @torch.no_grad()
 def pack_linears(model: nn.Module) -> int:
-    """Replaces the model's float32 nn.Linear modules, one after another, and returns how many.
+    """Replaces the model's nn.Linear modules in float32 or bfloat16, one after another, and returns how many.
 
     The packed weight takes the plain one's place in memory; only a head tied to the embedding is then there twice,
     since the table is still looked up. Subclasses stay as they are: they may compute something else.
@@ -43,7 +61,7 @@ def pack_linears(model: nn.Module) -> int:
     kept: list[nn.Linear] = []  # shared modules are met again, and an id must not be used anew meanwhile
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype != torch.float32 or child.weight.device.type != "cpu":
+            if type(child) is not nn.Linear or not is_packable(child.weight):
                 continue
             if id(child) not in packed:
                 packed[id(child)] = PackedLinear(child)
@@ -51,3 +69,23 @@ def pack_linears(model: nn.Module) -> int:
                 kept.append(child)
             setattr(parent, name, packed[id(child)])
     return len(packed)
+
+
+@torch.no_grad()
+def widen(model: nn.Module) -> None:
+    """All but linear layers computes in float32 from now on; tables that are only looked up keep their bytes."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(lambda module, ids, rows: rows.float())
+        elif type(module) is not nn.Linear:
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+
+
+class LinearInFloat32(TorchFunctionMode):
+    """Under it linear layers compute in float32, whatever their weights are stored in; one is widened at a time."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            args = [x.float() if isinstance(x, torch.Tensor) else x for x in args]
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,3 @@
+from tests.interpreter import triton
+
+__all__ = ["triton"]
