@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from backend.bench import run as bench
 from backend.bench.peers import PEERS, ROOT
 from backend.bench.table import render
+from backend.bench.workload import KINDS
 
 app = typer.Typer(help="The engine against its peers.")
 
@@ -22,6 +24,9 @@ app = typer.Typer(help="The engine against its peers.")
 def command(
     model: Annotated[str, typer.Option(help="A catalogue name or a local folder with config.json.")] = "smollm2-135m",
     peers: Annotated[str, typer.Option(help=f"Comma-separated, of: {', '.join(PEERS)}.")] = ",".join(PEERS),
+    workloads: Annotated[
+        str, typer.Option(help="; ".join(f"{name}: {words}" for name, words in KINDS.items()) + ".")
+    ] = ",".join(KINDS),
     concurrency: Annotated[str, typer.Option(help="Requests at once, comma-separated.")] = "1,8,32",
     repeats: Annotated[int, typer.Option(help="Rounds; each engine takes one turn in each.", min=1)] = 3,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16, for all engines.")] = "float32",
@@ -29,25 +34,32 @@ def command(
     input_tokens: Annotated[int, typer.Option(help="Prompt length.", min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(help="Answer length; end-of-sequence is ignored.", min=2)] = 128,
     switch: Annotated[list[str] | None, typer.Option(help="A switch of our engine, NAME=VALUE; repeatable.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One round, 64 in / 32 out: a look, not a result.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One round of decode, 64 in / 32 out, peers of this environment: a look.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where to keep the report; default benchmarks/results/.")] = None,
 ) -> None:
     """Output tok/s, TTFT and TPOT of this engine and its peers, same model, prompts, dtype and threads, in one run.
 
     Every engine runs in a fresh process, the engines take turns, and the roof (the measured speed of reading weights)
-    is measured again in each round, so that "% of the roof" stands beside every figure. Takes about three minutes a
-    round on two cores; Ctrl-C ends it.
+    is measured again in each round, so that "% of the roof" stands beside every figure. A peer that is not installed is
+    left out and said so: benchmarks/peers/install.py puts vLLM and llama.cpp into environments of their own.
+    Ctrl-C ends it.
     """
     names = [name.strip() for name in peers.split(",") if name.strip()]
     unknown = [name for name in names if name not in PEERS]
     if unknown or not names:
         raise typer.BadParameter(f"{', '.join(unknown) or 'none'}; known: {', '.join(PEERS)}", param_hint="--peers")
+    kinds = [name.strip() for name in workloads.split(",") if name.strip()]
+    if not kinds or set(kinds) - set(KINDS):
+        raise typer.BadParameter(f"'{workloads}'; known: {', '.join(KINDS)}", param_hint="--workloads")
     if dtype not in bench.DTYPE_BYTES:
         raise typer.BadParameter(f"{dtype}; known: {', '.join(bench.DTYPE_BYTES)}", param_hint="--dtype")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if quick:
-        repeats, input_tokens, output_tokens = 1, 64, 32
+        repeats, input_tokens, output_tokens, kinds = 1, 64, 32, ["decode"]
+        names = [name for name in names if not PEERS[name].environment]
     folder = _folder(model)
     settings = bench.Settings(
         model=str(folder),
@@ -59,9 +71,11 @@ def command(
         rounds=repeats,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        kinds=kinds,
         options=_switches(switch or []),
         roof_rounds=1 if quick else 5,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the engine that is at work ends with us
     report = bench.run(settings, lambda line: print(line, file=sys.stderr, flush=True))
     if not report["engines"]:
         typer.echo("no engine could run: " + "; ".join(report["left_out"].values()), err=True)

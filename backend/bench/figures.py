@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from backend.bench.workload import Workload
 from backend.planner.shape import ModelShape
 from backend.planner.step import step_cost
 
@@ -18,9 +19,11 @@ class Run:
     ttft_s: float  # median over requests
     tpot_s: float  # median over requests of (last - first) / (tokens - 1)
     decode_tok_s: float  # requests / tpot_s: the rate while all of them decode
+    prompt_tok_s: float  # all prompt tokens / time until the last request got its first token
+    whole_s: float  # until the last token
 
 
-def run_of(requests: Sequence[dict]) -> Run:
+def run_of(requests: Sequence[dict], prompt_tokens: int = 0) -> Run:
     """`requests`: [{"times": […]}], seconds since all of them arrived. Raises ValueError when one got no token."""
     if any(not r["times"] for r in requests):
         raise ValueError("a request got no token")
@@ -32,6 +35,8 @@ def run_of(requests: Sequence[dict]) -> Run:
         ttft_s=statistics.median(r["times"][0] for r in requests),
         tpot_s=tpot,
         decode_tok_s=len(requests) / tpot,
+        prompt_tok_s=prompt_tokens / max(r["times"][0] for r in requests),
+        whole_s=max(r["times"][-1] for r in requests),
     )
 
 
@@ -67,6 +72,19 @@ def limit_of(shape: ModelShape, batch: int, context: int, read_bytes_per_s: floa
     return Limit(batch, context, moved, cost.flops, moved / read_bytes_per_s, cost.flops / flops_per_s)
 
 
+def least_s(shape: ModelShape, work: Workload, read_bytes_per_s: float, flops_per_s: float) -> float:
+    """No engine on this machine does all of `work` in less time: every prompt token once, a common prefix once for all,
+    weights once a step, everyone's own K and V and those of a common prefix once a step, and reading fully hidden
+    behind computing, or the other way round."""
+    steps = [(work.prefills(), len(work.requests)), *((spans, len(spans)) for spans in work.decodes())]
+    costs = [step_cost(shape, spans, rows) for spans, rows in steps]
+    moved = sum(c.weight_bytes + c.kv_read_bytes + c.kv_write_bytes for c in costs)
+    # The arithmetic of a step counts a prefix for each of those who attend to it; a cache may keep it between them.
+    again = sum(max(0, sum(before > 0 for _, before in spans) - 1) for spans, _ in steps)
+    moved -= again * work.prefix_tokens * shape.kv_bytes_per_token
+    return max(moved / read_bytes_per_s, sum(c.flops for c in costs) / flops_per_s)
+
+
 @dataclass(frozen=True)
 class Spread:
     median: float
@@ -84,7 +102,8 @@ class Spread:
         return asdict(self)
 
 
-STEP_PARTS = ("schedule_s", "build_s", "forward_s", "sample_s", "output_s")
+# output: text of the new tokens, counters, the step's event; events: encoding and handing out, after the step.
+STEP_PARTS = ("schedule_s", "build_s", "forward_s", "sample_s", "output_s", "events_s")
 
 
 def decode_breakdown(steps: Sequence[dict], batch: int) -> dict[str, float] | None:
@@ -96,7 +115,7 @@ def decode_breakdown(steps: Sequence[dict], batch: int) -> dict[str, float] | No
     if not pure:
         return None
     parts = {name: statistics.median(s.get(name, 0.0) for s in pure) for name in STEP_PARTS}
-    whole = statistics.median(s.get("step_s", 0.0) for s in pure)
+    whole = statistics.median(s.get("step_s", 0.0) + s.get("events_s", 0.0) for s in pure)
     return {"step_s": whole, **parts, "rest_s": max(0.0, whole - sum(parts.values())), "steps": len(pure)}
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from backend.bench import environments, gguf
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "benchmarks" / "peers"
 
@@ -22,13 +24,21 @@ SCRIPTS = ROOT / "benchmarks" / "peers"
 class Peer:
     title: str
     script: str  # in benchmarks/peers
-    python: str = sys.executable  # a peer may have an environment of its own
+    environment: str = ""  # its own, see environments.py; "": ours
+    weights: str = ""  # number format of the GGUF file that it wants, "" for none; "as asked": like the others' dtype
+
+    @property
+    def python(self) -> str:
+        return str(environments.python_of(self.environment)) if self.environment else sys.executable
 
 
 PEERS = {
     "kvscope": Peer("KVScope", "kvscope.py"),
     "generate": Peer("transformers generate (static batch)", "transformers_generate.py"),
     "continuous": Peer("transformers continuous batching", "transformers_continuous.py"),
+    "vllm": Peer("vLLM for CPU", "vllm_cpu.py", "vllm"),
+    "llamacpp": Peer("llama.cpp, same weights", "llama_cpp.py", "llamacpp", "as asked"),
+    "llamacpp-q4": Peer("llama.cpp, 4-bit weights", "llama_cpp.py", "llamacpp", "Q4"),
 }
 OURS = "kvscope"
 
@@ -45,6 +55,14 @@ class Turn:
 
 def take_turn(peer: Peer, order: dict, *, timeout_s: float, said: Callable[[dict], None] = lambda line: None) -> Turn:
     """Runs one order in a process of its own, with `order["threads"]` threads. Raises PeerFailed."""
+    if peer.environment and (why := environments.missing(peer.environment)):
+        raise PeerFailed(f"{peer.title}: {why}")
+    if peer.weights:
+        try:
+            file, number = gguf.weights(order["name"], order["dtype"], peer.weights)
+        except gguf.NoWeights as error:
+            raise PeerFailed(f"{peer.title}: {error}") from None
+        order = order | {"options": order["options"] | {"gguf": str(file), "number": number}}
     threads = str(order["threads"])
     environment = os.environ | {
         "OMP_NUM_THREADS": threads,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from backend.bench import figures, machine, workload
 from backend.bench.peers import OURS, PEERS, ROOT, PeerFailed, take_turn
+from backend.bench.workload import Workload
+from backend.models.dtype import cpu_has_bf16
 from backend.planner.shape import ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -29,6 +31,7 @@ class Settings:
     rounds: int
     input_tokens: int
     output_tokens: int
+    kinds: list[str] = field(default_factory=lambda: ["decode"])  # of workload.KINDS
     options: dict = field(default_factory=dict)  # switches of our engine
     timeout_s: float = 1200.0  # a turn may take this long
     roof_rounds: int = 5  # of one measurement of the roof
@@ -38,9 +41,13 @@ def run(settings: Settings, say: Say) -> dict:
     """The whole report as a JSON-able dict. Engines that fail are in `left_out`, with the reason."""
     config = json.loads((Path(settings.model) / "config.json").read_text(encoding="utf-8"))
     shape = ModelShape.from_config(config, DTYPE_BYTES[settings.dtype])
-    jobs = workload.jobs(settings.concurrency, settings.input_tokens, settings.output_tokens, shape.vocab)
+    wanted = workload.workloads(
+        settings.kinds, settings.concurrency, settings.input_tokens, settings.output_tokens, shape.vocab
+    )
+    jobs = workload.jobs(wanted, settings.input_tokens, shape.vocab)
     order = {
         "model": settings.model,
+        "name": settings.name,
         "dtype": settings.dtype,
         "threads": settings.threads,
         "options": settings.options,
@@ -57,7 +64,7 @@ def run(settings: Settings, say: Say) -> dict:
             say(f"round {number + 1} of {settings.rounds}: {title}")
             try:
                 turn = take_turn(
-                    PEERS[name], order, timeout_s=settings.timeout_s, said=lambda line: say(_progress(line))
+                    PEERS[name], order, timeout_s=settings.timeout_s, said=lambda line: say(_progress(line, wanted))
                 )
             except PeerFailed as error:
                 say(f"  left out: {error}")
@@ -71,10 +78,10 @@ def run(settings: Settings, say: Say) -> dict:
         "started": started,
         "machine": machine.describe(),
         "settings": asdict(settings) | {"model": settings.name},
-        "engines": {name: {"title": PEERS[name].title, **ready[name]} for name in taking_part},
+        "engines": {name: {"title": _title(name, ready[name]), **ready[name]} for name in taking_part},
         "left_out": left_out,
         "load_average": [turn["load_average"] for this in rounds for turn in this["turns"].values()],
-        "results": [summarise(rounds, str(n), shape, settings, taking_part) for n in settings.concurrency],
+        "results": [summarise(rounds, work, shape, taking_part) for work in wanted],
         "ceilings": [this["ceilings"] for this in rounds],
     }
     return report
@@ -82,70 +89,101 @@ def run(settings: Settings, say: Say) -> dict:
 
 def measure_roof(settings: Settings) -> dict:
     """In a process of its own, with the engines' threads; a few seconds. Fewer rounds than the pages' roofs have, which
-    stay as they are."""
+    stay as they are. Where the CPU has no instructions for the engines' dtype, the roof is what it does in float32:
+    bytes are bytes, and nothing multiplies faster."""
+    dtype = settings.dtype if settings.dtype == "bfloat16" and cpu_has_bf16() else "float32"
     command = [sys.executable, "-m", "backend.telemetry.cli", "--fresh", "--no-keep", "--json"]
-    command += ["--dtype", settings.dtype, "--threads", str(settings.threads), "--rounds", str(settings.roof_rounds)]
+    command += ["--dtype", dtype, "--threads", str(settings.threads), "--rounds", str(settings.roof_rounds)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=settings.timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"measuring the roof failed: {done.stderr.strip()[-300:]}")
     return json.loads(done.stdout)["ceilings"]
 
 
-def _progress(line: dict) -> str:
+def _title(name: str, ready: dict) -> str:
+    return ready["engine"] if PEERS[name].weights else PEERS[name].title
+
+
+def _progress(line: dict, wanted: list[Workload]) -> str:
     if "ready" in line:
         return "  loaded"
     if line["job"] == "warm-up":
         return "  warmed up"
-    found = figures.run_of(line["requests"])
+    work = next(w for w in wanted if w.name == line["job"])
+    found = figures.run_of(line["requests"], work.prompt_tokens)
+    if work.kind == "prefill":
+        return f"  {work.title}: {found.prompt_tok_s:.0f} tok/s of prompt"
     times = f"TTFT {found.ttft_s:.2f} s, TPOT {found.tpot_s * 1e3:.1f} ms"
-    return f"  {line['job']} at once: {found.output_tok_s:.1f} tok/s, {times}"
+    return f"  {work.title}: {found.output_tok_s:.1f} tok/s, {times}"
 
 
-def summarise(rounds: list[dict], job: str, shape: ModelShape, settings: Settings, names: list[str]) -> dict:
-    """One number of requests at once: each engine's figures with their spread, and its share of the roof.
+FIGURES = {
+    "decode": ("output_tok_s", "ttft_s", "tpot_s", "decode_tok_s"),
+    "long": ("output_tok_s", "ttft_s", "tpot_s", "decode_tok_s"),
+    "shared": ("output_tok_s", "ttft_s", "tpot_s"),
+    "prefill": ("prompt_tok_s", "ttft_s"),
+}
+
+
+def summarise(rounds: list[dict], work: Workload, shape: ModelShape, names: list[str]) -> dict:
+    """One workload: each engine's figures with their spread, and its share of what the machine allows.
 
     Shares are of the roof measured in the same round, so that a slow moment of the machine counts on both sides.
     """
-    batch = int(job)
-    context = settings.input_tokens + settings.output_tokens // 2
-    limits = [
-        figures.limit_of(shape, batch, context, this["ceilings"]["read"]["value"], this["ceilings"]["matmul"]["value"])
-        for this in rounds
-    ]
-    engines = {}
-    answers = {}
-    for name in names:
-        runs = [figures.run_of(this["turns"][name]["jobs"][job]["requests"]) for this in rounds]
-        engines[name] = {
-            key: figures.Spread.of([getattr(run, key) for run in runs]).as_dict()
-            for key in ("output_tok_s", "ttft_s", "tpot_s", "decode_tok_s")
-        }
-        engines[name]["share_of_read_roof"] = figures.Spread.of(
-            [run.decode_tok_s / limit.read_roof_tok_s for run, limit in zip(runs, limits, strict=True)]
-        ).as_dict()
-        engines[name]["share_of_limit"] = figures.Spread.of(
-            [run.decode_tok_s / limit.limit_tok_s for run, limit in zip(runs, limits, strict=True)]
-        ).as_dict()
-        answers[name] = [request["tokens"] for request in rounds[0]["turns"][name]["jobs"][job]["requests"]]
-        steps = [step for this in rounds for step in this["turns"][name]["jobs"][job]["steps"]]
-        engines[name]["decode_step"] = figures.decode_breakdown(steps, batch)
+    told = {"workload": work.name, "kind": work.kind, "title": work.title, "at_once": len(work.requests)}
+    roofs = [(this["ceilings"]["read"]["value"], this["ceilings"]["matmul"]["value"]) for this in rounds]
+    runs = {
+        name: [
+            figures.run_of(this["turns"][name]["jobs"][work.name]["requests"], work.prompt_tokens) for this in rounds
+        ]
+        for name in names
+    }
+    engines = {
+        name: {key: _spread([getattr(run, key) for run in found]) for key in FIGURES[work.kind]}
+        for name, found in runs.items()
+    }
+    if work.kind in ("decode", "long"):
+        told |= _decode_shares(work, shape, roofs, runs, engines)
+        for name in names:
+            steps = [step for this in rounds for step in this["turns"][name]["jobs"][work.name]["steps"]]
+            engines[name]["decode_step"] = figures.decode_breakdown(steps, len(work.requests))
+    else:
+        least = [figures.least_s(shape, work, *roof) for roof in roofs]
+        told["least_s"] = _spread(least)
+        for name, found in runs.items():
+            engines[name]["share_of_limit"] = _spread([a / b.whole_s for a, b in zip(least, found, strict=True)])
     for name in names:
         if name != OURS and OURS in names:  # paired, round by round
-            ours, theirs = (
-                [figures.run_of(this["turns"][who]["jobs"][job]["requests"]).output_tok_s for this in rounds]
-                for who in (OURS, name)
+            main = FIGURES[work.kind][0]
+            engines[name]["ours_over_this"] = _spread(
+                [getattr(a, main) / getattr(b, main) for a, b in zip(runs[OURS], runs[name], strict=True)]
             )
-            engines[name]["ours_over_this"] = figures.Spread.of(
-                [a / b for a, b in zip(ours, theirs, strict=True)]
-            ).as_dict()
+    answers = {name: [r["tokens"] for r in rounds[0]["turns"][name]["jobs"][work.name]["requests"]] for name in names}
     reference = "generate" if "generate" in names else names[0] if names else ""
+    same = {reference: figures.same_answers(answers, reference)} if reference else {}
+    return told | {"engines": engines, "same_answers_as": same}
+
+
+def _decode_shares(work: Workload, shape: ModelShape, roofs: list, runs: dict, engines: dict) -> dict:
+    """Adds each engine's shares of the roof to `engines`; returns the roof, in the middle of the answers."""
+    batch, first = len(work.requests), work.requests[0]
+    context = len(first["tokens"]) + first["output_tokens"] // 2
+    limits = [figures.limit_of(shape, batch, context, *roof) for roof in roofs]
+    for name, found in runs.items():
+        if name in PEERS and PEERS[name].weights == "Q4":
+            continue  # reads fewer bytes than the roof is made of
+        for key, roof in (("share_of_read_roof", "read_roof_tok_s"), ("share_of_limit", "limit_tok_s")):
+            engines[name][key] = _spread(
+                [run.decode_tok_s / getattr(limit, roof) for run, limit in zip(found, limits, strict=True)]
+            )
     return {
-        "at_once": batch,
         "step_bytes": limits[0].bytes,
         "step_flops": limits[0].flops,
-        "read_roof_tok_s": figures.Spread.of([limit.read_roof_tok_s for limit in limits]).as_dict(),
-        "limit_tok_s": figures.Spread.of([limit.limit_tok_s for limit in limits]).as_dict(),
+        "read_roof_tok_s": _spread([limit.read_roof_tok_s for limit in limits]),
+        "limit_tok_s": _spread([limit.limit_tok_s for limit in limits]),
         "bound_by": limits[0].bound_by,
-        "engines": engines,
-        "same_answers_as": {reference: figures.same_answers(answers, reference)} if reference else {},
     }
+
+
+def _spread(values: list[float]) -> dict:
+    return figures.Spread.of(values).as_dict()

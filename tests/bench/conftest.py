@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreter import triton
+
+__all__ = ["tiny_model", "triton"]
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from backend.bench import figures, workload
-from backend.bench.run import Settings, summarise
+from backend.bench.run import summarise
 from backend.bench.table import render
 from backend.planner.shape import AttentionLayer, ModelShape
 
@@ -71,14 +71,38 @@ def test_answers_are_compared_request_by_request():
 
 
 def test_everyone_gets_the_same_prompts_and_no_prompt_twice():
-    jobs = workload.jobs([1, 4], 16, 8, vocab=300)
-    assert jobs == workload.jobs([1, 4], 16, 8, vocab=300)
-    assert [(job["name"], len(job["requests"])) for job in jobs] == [("warm-up", 4), ("1", 1), ("4", 4)]
+    wanted = workload.workloads(list(workload.KINDS), [1, 4], 16, 8, vocab=300)
+    assert wanted == workload.workloads(list(workload.KINDS), [1, 4], 16, 8, vocab=300)
+    jobs = workload.jobs(wanted, 16, vocab=300)
+    counts = [(job["name"], len(job["requests"])) for job in jobs]
+    assert counts == [("warm-up", 4), ("1", 1), ("4", 4), ("long", 1), ("shared", 8), ("prefill", 1)]
     prompts = [tuple(r["tokens"]) for job in jobs for r in job["requests"]]
     assert len(set(prompts)) == len(prompts)
-    assert {len(p) for p in prompts} == {16}
     assert all(0 <= token < 300 for p in prompts for token in p)
-    assert all(r["output_tokens"] == 8 for r in jobs[-1]["requests"])
+    lengths = {w.name: {len(r["tokens"]) for r in w.requests} for w in wanted}
+    assert lengths["1"] == lengths["4"] == {16} and lengths["long"] == {128} and lengths["prefill"] == {256}
+    assert {r["output_tokens"] for w in wanted[:3] for r in w.requests} == {8}
+    shared = wanted[3]
+    assert len({tuple(r["tokens"][:64]) for r in shared.requests}) == 1 and shared.job["shared_prefix"] == 64
+    assert len(lengths["shared"]) > 1 and min(lengths["shared"]) > 64
+
+
+def test_the_least_time_computes_a_common_prefix_once_and_every_token_of_an_answer():
+    requests = [{"tokens": [1] * 20, "output_tokens": 3}, {"tokens": [1] * 24, "output_tokens": 2}]
+    shared, apart = (workload.Workload("w", "shared", "w", requests, prefix) for prefix in (16, 0))
+    assert shared.prefills() == [(16, 0), (4, 16), (8, 16)]
+    assert apart.prefills() == [(20, 0), (24, 0)]
+    assert shared.decodes() == [[(1, 20), (1, 24)], [(1, 21)]]
+    linear = lambda tokens, rows: 2 * (10_000 - 3_200) * tokens + 2 * 3_200 * rows  # noqa: E731
+    pair = 2 * 3 * 4 * 16  # FLOPs of one query that sees one token, three layers
+    pairs = 16 * 17 // 2 + (4 * 16 + 10) + (8 * 16 + 36) + 21 + 25 + 22
+    flops = linear(28 + 3, 2 + 3) + pair * pairs
+    assert figures.least_s(SHAPE, shared, 1e12, 1e3) == pytest.approx(flops / 1e3)
+    assert figures.least_s(SHAPE, apart, 1e12, 1e3) > flops / 1e3
+    kv_token = 3 * 2 * 16 * 4
+    read = 16 + 4 + 8 + (16 + 5 + 9) + 22  # tokens whose K and V are read, the prefix once a step
+    moved = 3 * 10_000 * 4 + (read + 16 + 28 + 3) * kv_token  # weights in each of three steps; what is written
+    assert figures.least_s(SHAPE, shared, 1e3, 1e12) == pytest.approx(moved / 1e3, rel=1e-3)
 
 
 def test_a_tiny_vocabulary_still_has_ids_to_draw():
@@ -101,8 +125,8 @@ def test_shares_and_ratios_are_paired_within_a_round_and_shown():
         round_of({"kvscope": 4.0, "generate": 2.0}, 5e5),  # everything half as fast, the roof too
         round_of({"kvscope": 8.0, "generate": 2.0}, 1e6),
     ]
-    settings = Settings("/m", "tiny", "float32", 2, ["kvscope", "generate"], [1], 3, 128, 128)
-    result = summarise(rounds, "1", SHAPE, settings, ["kvscope", "generate"])
+    work = workload.Workload("1", "decode", "1 at once", [{"tokens": [1] * 128, "output_tokens": 11}])
+    result = summarise(rounds, work, SHAPE, ["kvscope", "generate"])
     ours = result["engines"]["kvscope"]
     assert ours["output_tok_s"] == pytest.approx({"median": 8.0, "low": 4.0, "high": 8.0})
     assert ours["share_of_read_roof"]["low"] == pytest.approx(ours["share_of_read_roof"]["high"])

@@ -1,7 +1,6 @@
 """Turns of engines: fresh processes that may fail, hang or chatter; and one real round on a tiny model."""
 
 import json
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -67,11 +66,27 @@ protocol.start(); time.sleep(600)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_peer_whose_environment_is_not_there_says_how_to_get_it(monkeypatch):
+    monkeypatch.setenv("KVSCOPE_VLLM_ENV", "/nowhere")
+    with pytest.raises(PeerFailed, match=r"vLLM for CPU: not installed in /nowhere: `.*install.py vllm`"):
+        take_turn(peers.PEERS["vllm"], ORDER, timeout_s=60)
+
+
+def test_llama_cpp_is_left_out_where_no_file_has_its_weights(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setenv("KVSCOPE_LLAMACPP_ENV", str(tmp_path))
+    order = ORDER | {"name": "my-model", "dtype": "float32", "options": {}}
+    with pytest.raises(PeerFailed, match="no GGUF file of my-model is known"):
+        take_turn(peers.PEERS["llamacpp"], order, timeout_s=60)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--peers", "nobody"], "nobody"),
         (["--peers", ","], "none"),
+        (["--workloads", "decode,dance"], "dance"),
         (["--concurrency", "1,x"], "1,x"),
         (["--concurrency", "0"], "--concurrency"),
         (["--dtype", "float99"], "float99"),
@@ -91,7 +106,7 @@ def test_one_round_of_all_engines_on_a_tiny_model(tiny_model, tmp_path, monkeypa
     """The real runners, the real engine; only the roof is given, because it is measured elsewhere."""
     ceilings = {"read": {"value": 1e10}, "matmul": {"value": 1e11}, "copy": {"value": 1e10}}
     monkeypatch.setattr(run, "measure_roof", lambda settings: ceilings)
-    monkeypatch.setitem(peers.PEERS, "absent", Peer("an engine that is not here", "absent.py", sys.executable))
+    monkeypatch.setitem(peers.PEERS, "absent", Peer("an engine that is not here", "absent.py"))
     report_file = tmp_path / "report.json"
     words = ["--model", str(tiny_model), "--peers", "kvscope,generate,continuous,absent", "--concurrency", "1,3"]
     words += [
@@ -114,11 +129,15 @@ def test_one_round_of_all_engines_on_a_tiny_model(tiny_model, tmp_path, monkeypa
     assert set(report["engines"]) == {"kvscope", "generate", "continuous"}
     assert "absent.py" in report["left_out"]["absent"]
     assert {e["threads"] for e in report["engines"].values()} == {1}
-    for result, at_once in zip(report["results"], (1, 3), strict=True):
-        assert result["at_once"] == at_once
+    results = {result["workload"]: result for result in report["results"]}
+    assert {name: r["at_once"] for name, r in results.items()} == {"1": 1, "3": 3, "long": 1, "shared": 6, "prefill": 1}
+    for result in results.values():
         for figures in result["engines"].values():
-            assert figures["output_tok_s"]["median"] > 0
+            assert figures["prompt_tok_s" if result["kind"] == "prefill" else "output_tok_s"]["median"] > 0
             assert figures["ttft_s"]["median"] > 0
+            assert figures["share_of_limit"]["median"] > 0
+    for at_once in (1, 3):
+        result = results[str(at_once)]
         parts = result["engines"]["kvscope"]["decode_step"]
         assert 0 < parts["forward_s"] <= parts["step_s"]
         assert result["same_answers_as"]["generate"] == {
