@@ -11,13 +11,16 @@ import stat
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import psutil
 import typer
 
 from backend.server.listen import bind, is_loopback
 from backend.sources.embedded import SPIN_COUNT
+
+if TYPE_CHECKING:
+    from backend.server.kv_publish import KvPublisher
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -27,6 +30,7 @@ PARTS = {
     "bench": "backend.bench.cli",
     "experiment": "backend.experiments.cli",
     "load": "backend.workload.cli",
+    "attach": "backend.sources.attach.cli",
     "plan": "backend.planner.cli",
 }
 
@@ -55,6 +59,7 @@ class Allocator(StrEnum):
 class Attention(StrEnum):
     auto = "auto"
     native = "native"
+    triton = "triton"
     reference = "reference"
 
 
@@ -130,7 +135,8 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Context limit, below the model's own.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads that compute; 0: one a core.")] = 0,
     attention: Annotated[
-        Attention, typer.Option(help="Decode attention: compiled for this CPU, or torch's; auto: compiled if built.")
+        Attention,
+        typer.Option(help="Decode attention: compiled here (CPU), Triton's (GPU), or torch's; auto: the fastest."),
     ] = Attention.auto,
     linear: Annotated[
         Linear, typer.Option(help="Linear layers: weights packed for this CPU, or torch's; auto: packed if built.")
@@ -155,6 +161,26 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with a key that clients must send as Bearer token.")
     ] = None,
+    kv_events: Annotated[
+        str, typer.Option(help="Publish KV cache events as vLLM does, from this address: tcp://127.0.0.1:5557.")
+    ] = "",
+    kv_events_replay: Annotated[
+        str, typer.Option(help="With --kv-events: where to ask for past ones, tcp://127.0.0.1:5558.")
+    ] = "",
+    expose_kv_events: Annotated[
+        bool,
+        typer.Option("--expose-kv-events", help="Let other machines listen: there is no key, and prompts are in them."),
+    ] = False,
+    no_compile: Annotated[
+        bool,
+        typer.Option(
+            "--no-compile",
+            help="Torch's own kernels only, where --attention, --linear or --fusion do not name others.",
+        ),
+    ] = False,
+    no_cuda_graphs: Annotated[
+        bool, typer.Option("--no-cuda-graphs", help="On a GPU: launch each kernel of a decode step by itself.")
+    ] = False,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when stdin closes.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, Prometheus metrics, and the event stream that the dashboard draws.
@@ -170,6 +196,7 @@ def serve(
             f"--host {host} can be reached from other machines: whoever can, uses the model and reads prompts. "
             "Give --api-key-file, or keep the default 127.0.0.1 and use a tunnel (ssh -L)."
         )
+    publisher = _kv_publisher(kv_events, kv_events_replay, exposed=expose_kv_events) if kv_events else None
     try:
         listening = bind(host, port)
     except OSError as error:
@@ -200,14 +227,37 @@ def serve(
         dtype=dtype,
         device=device,
         threads=_threads(threads),
-        attention=attention.value,
-        linear=linear.value,
-        fusion=fusion.value,
+        attention=_kernel(attention, Attention.reference, no_compile),
+        linear=_kernel(linear, Linear.plain, no_compile),
+        fusion=_kernel(fusion, Fusion.plain, no_compile),
+        cuda_graphs=not no_cuda_graphs,
         on=on,
         modelled={"tp": tp, "kv": kv, "efficiency": efficiency.value, "speed": speed},
         switches={name: value for name, value in switches.items() if value is not None},
     )
-    serving.run(listening, wanted, api_key=api_key, loopback=loopback, die_with_parent=die_with_parent)
+    serving.run(listening, wanted, api_key=api_key, loopback=loopback, die_with_parent=die_with_parent, kv=publisher)
+
+
+def _kernel(asked: StrEnum, plain: StrEnum, no_compile: bool) -> str:
+    return plain.value if no_compile and asked == "auto" else asked.value
+
+
+def _kv_publisher(endpoint: str, replay: str, *, exposed: bool) -> KvPublisher:
+    from backend.server.kv_publish import KvPublisher
+    from backend.server.listen import is_loopback_endpoint
+
+    for address in filter(None, (endpoint, replay)):
+        if not exposed and not is_loopback_endpoint(address):
+            _refuse(
+                f"--kv-events {address}: other machines could read the prompts' tokens, and there is no key for it. "
+                "Name 127.0.0.1, or say --expose-kv-events."
+            )
+    try:
+        return KvPublisher(endpoint, replay)
+    except OSError as error:
+        _refuse(
+            f"KV events cannot be published from {error.strerror}. Give another address, like tcp://127.0.0.1:0.", 1
+        )
 
 
 def _threads(wanted: int) -> int:

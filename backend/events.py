@@ -64,7 +64,7 @@ class Hello(Event, tag="hello", kw_only=True):
 
     epoch: str
     schema: int = 0
-    source: str = "embedded"  # embedded | remote | modelled | replay | vllm | sglang
+    source: str = "embedded"  # embedded | modelled | replay | vllm | sglang | llamacpp | tgi | trtllm | dynamo | openai
     evidence: str = "measured"  # measured | computed | modelled | simulated
     wall_time: float = 0.0  # unix seconds at t = 0
     model: ModelInfo
@@ -221,6 +221,74 @@ class Sample(Event, tag="sample", kw_only=True):
     spans: list[float | None] | None = None
 
 
+class Value(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One number that a foreign engine exports, under the name that we give it, and where it is from."""
+
+    value: float | None = None  # None: there is none, `note` says why
+    name: str = ""  # the series it was read from, as the engine calls it
+    quality: str = "measured"  # measured | derived (computed from measured) | estimated (by the engine) | absent
+    note: str = ""  # what it means where that is not plain ("includes cached tokens"), or why it is absent
+    low: float | None = None  # bounds of the bucket that a quantile lies in; without a `high` it may be anything above
+    high: float | None = None
+
+
+class EngineRow(msgspec.Struct, kw_only=True):
+    """One engine (data-parallel rank) of several that answer under one address."""
+
+    labels: dict[str, str] = {}
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None  # 0 … 1
+
+
+class Scrape(Event, tag="scrape", kw_only=True):
+    """What a foreign engine's metrics said, read at `t`. Rates and quantiles are of the last `window_s`.
+
+    `values` by canonical name; each of `backend.sources.attach.canonical.NAMES` is there, absent ones with the reason.
+    """
+
+    values: dict[str, Value] = {}
+    window_s: float = 0.0  # since the scrape before; 0: the first, or the first after a restart
+    scrape_s: float = 0.0  # from the question to the whole answer
+    restarts: int = 0  # of the engine, seen since we attached
+    unknown: int = 0  # series that no mapping knows
+    by_engine: list[EngineRow] = []  # where there is more than one
+
+
+class View(msgspec.Struct, kw_only=True):
+    """What one picture can be drawn from at this source."""
+
+    view: str  # block_map | prefix_tree | requests | roofline | batching | latency | preemption | hardware | switches
+    quality: str  # exact | derived | estimated | inferred | none
+    why: str = ""  # in plain words: what it is made from, or what is missing
+    flag: str = ""  # of the foreign engine's command line, that would make it better; "": none
+
+
+class Capabilities(Event, tag="capabilities", kw_only=True):
+    """What can be shown of this source, and how well. Told after `Hello` and whenever it changes."""
+
+    kind: str  # vllm | sglang | …, as in `Hello.source`
+    version: str = ""
+    views: list[View] = []
+
+
+class Resident(Event, tag="resident", kw_only=True):
+    """Blocks of a foreign engine's prefix cache came and went, in *cells*: places that we gave them, first free first,
+    not the engine's. First `cleared`, then `removed`, then `stored`; each cell at most once in one event."""
+
+    stored: list[int] = []
+    removed: list[int] = []
+    cleared: bool = False  # all of them are gone
+
+
+class Heard(Event, tag="heard", kw_only=True):
+    """How far requests of our own are at a foreign engine, as their client hears it: [request, tokens of its prompt
+    (0: not known yet), tokens it said so far, when the first was heard (None: nothing yet)]. One that stands here was
+    taken by the engine; whether it waits or computes there before its first word cannot be told from outside."""
+
+    requests: list[tuple[int, int, int, float | None]]
+
+
 class Prompt(Event, tag="prompt", kw_only=True):
     """Text channel. The prompt of a request, one piece of text a token."""
 
@@ -236,9 +304,14 @@ class Tokens(Event, tag="tokens", kw_only=True):
 
 
 class Sealed(Event, tag="sealed", kw_only=True):
-    """Text channel. [block, its hash, its parent's hash or "", request that filled it, its first token's position]."""
+    """Text channel. [block, its hash, its parent's hash or "", request that filled it, its first token's position].
+
+    `texts`, one a block, where no request here says what is in it (request 0: a foreign engine's). Told again for the
+    same block when its text is known later.
+    """
 
     blocks: list[tuple[int, str, str, int, int]]
+    texts: list[str] = []
 
 
 class Snapshot(Event, tag="snapshot", kw_only=True):
@@ -262,6 +335,10 @@ AnyEvent = (
     | Fault
     | Devices
     | Sample
+    | Scrape
+    | Capabilities
+    | Resident
+    | Heard
     | Prompt
     | Tokens
     | Sealed

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backend import events
-from backend.events import Device, DeviceInfo, Event, ModelInfo
+from backend.events import Device, DeviceInfo, EngineRow, Event, ModelInfo, Value, View
 
 KEPT_FINISHED = 256  # finished requests that stay in the state
 KEPT_ROWS = 3000  # rows of `series`
@@ -82,6 +82,7 @@ class Pool(msgspec.Struct):
     wasted_slots: int = 0  # of used blocks
     shared_saved_blocks: int = 0  # blocks that sharing spared: holders beyond the first
     held_tokens: int = 0  # computed tokens of live requests, shared ones counted for each
+    resident_blocks: int = 0  # of a foreign engine: blocks whose hash is cached, also while requests hold them
 
 
 class Totals(msgspec.Struct):
@@ -107,11 +108,31 @@ class Telemetry(msgspec.Struct):
     devices: list[Device] = []
 
 
+class Scraped(msgspec.Struct):
+    """What the last `Scrape` said, and when."""
+
+    t: float
+    values: dict[str, Value]
+    window_s: float
+    scrape_s: float
+    restarts: int
+    unknown: int
+    by_engine: list[EngineRow]
+
+
+class Capable(msgspec.Struct):
+    """What the last `Capabilities` said."""
+
+    kind: str = ""  # "": nothing was said, as by every engine of our own: all pictures are exact
+    version: str = ""
+    views: list[View] = []
+
+
 class State(msgspec.Struct):
     schema: int = events.SCHEMA
     seq: int = 0
     t: float = 0.0
-    step: int = 0
+    step: int = 0  # of a foreign engine: reports heard, so that what changed last can be marked
     gaps: int = 0  # holes in `seq` since the start or the last snapshot
     epoch: str = ""  # "": nothing was heard yet
     source: str = ""
@@ -136,6 +157,8 @@ class State(msgspec.Struct):
     series: list[list[float]] = []
     devices: Telemetry = msgspec.field(default_factory=Telemetry)
     samples: list[list[Any]] = []  # [t, t0, index in devices, values, spans or None], as in `events.Sample`
+    scrape: Scraped | None = None  # of a foreign engine
+    capabilities: Capable = msgspec.field(default_factory=Capable)
 
     @property
     def in_flight(self) -> int:
@@ -290,7 +313,7 @@ def _step(state: State, event: events.Step) -> None:
     prefill_tokens = output_tokens = 0
     for number, tokens, context in event.prefill:
         request = requests.get(number)
-        if request is None or request.state == "finished":
+        if request is None or request.state == "finished" or context < 0 or tokens < 0:
             continue
         prefill_tokens += tokens
         end = context + tokens
@@ -310,8 +333,7 @@ def _step(state: State, event: events.Step) -> None:
     decode_tokens = _decode(state, decode, step, t)
     output_tokens += decode_tokens
     totals.output_tokens += output_tokens
-    for block in event.sealed:
-        _seal(state, block, step)
+    _seal(state, event.sealed, step)
     _settle(state)
     if computed_something:
         _row(state, event, prefill_tokens, decode_tokens, output_tokens)
@@ -393,11 +415,7 @@ def _op(state: State, op: list[str | int], step: int, begin: float) -> None:
         return
     kind = op[0]
     if kind == "alloc":
-        for block in op[2:]:
-            if _known(state, block):
-                _evict(state, block, step)
-                _hold(state, request, block, step)
-                request.table.append(block)
+        _allocate(state, request, op[2:], step)
         # Blocks of a request that was swapped in: what it had computed is copied into them.
         _fill(state, request, (len(request.table) - len(op) + 2) * state.block_size, request.computed, step)
     elif kind == "admit":
@@ -412,6 +430,31 @@ def _op(state: State, op: list[str | int], step: int, begin: float) -> None:
         _preempt(state, request, step, begin)
     elif kind == "swap_in":
         _swap_in(state, request, op[2:], step, begin)
+
+
+def _allocate(state: State, request: Request, new: list[str | int], step: int) -> None:
+    """Fresh blocks at the end of its table. Long prompts take dozens in a step: everything inline."""
+    blocks, pool = state.blocks, state.pool
+    owners, sealed, changed, fill = blocks.owners, blocks.sealed, blocks.changed, blocks.fill
+    count, alone, evicted = state.num_blocks, (request.request,), 0
+    for block in new:
+        if type(block) is not int or not 0 <= block < count:
+            continue
+        if owners[block]:
+            _hold(state, request, block, step)
+        else:
+            if sealed[block]:
+                sealed[block] = fill[block] = 0
+                blocks.mark[block] = EVICTED
+                blocks.marked[block] = step
+                evicted += 1
+            owners[block] = alone
+            changed[block] = step
+            pool.used_blocks += 1
+            pool.filled_slots += fill[block]
+        request.table.append(block)
+    pool.cached_blocks -= evicted
+    state.totals.evictions += evicted
 
 
 def _known(state: State, block: str | int) -> bool:
@@ -516,8 +559,9 @@ def _cleared(state: State, event: events.Cleared) -> None:
             blocks.sealed[block] = 0
             blocks.fill[block] = 0
             blocks.changed[block] = step
-    state.pool.cached_blocks = 0
+    state.pool.cached_blocks = state.pool.resident_blocks = 0
     _settle(state)
+    _gauge(state)
 
 
 def _fault(state: State, event: events.Fault) -> None:
@@ -543,6 +587,107 @@ def _sample(state: State, event: events.Sample) -> None:
     state.samples.append([event.t, event.t0, event.device, event.values, event.spans])
     if len(state.samples) > KEPT_SAMPLES:
         del state.samples[0]
+
+
+def _scrape(state: State, event: events.Scrape) -> None:
+    """A foreign engine's gauges and counters. Totals grow by what its counters grew since the scrape before."""
+    values, totals, window = event.values, state.totals, event.window_s
+    state.step += 1
+    state.scrape = Scraped(event.t, values, window, event.scrape_s, event.restarts, event.unknown, event.by_engine)
+    said = _grown(values, "output_tokens_per_s", window)
+    computed = "prompt_tokens_computed_per_s"
+    if _number(values, computed) is None:
+        computed = "prompt_tokens_per_s"
+    prefilled = _grown(values, computed, window)
+    totals.output_tokens += said
+    totals.computed_prefill_tokens += prefilled
+    totals.lookup_tokens += _grown(values, "prefix_queries_per_s", window)
+    totals.cached_tokens += _grown(values, "prefix_hits_per_s", window)
+    totals.preemptions = int(_number(values, "preemptions") or 0)
+    _gauge(state)
+    running, waiting = _number(values, "running"), _number(values, "waiting")
+    if running is None and not said and not prefilled:
+        return  # nothing that a strip could show
+    pool = state.pool
+    held = [pool.used_blocks, pool.cached_blocks, pool.filled_slots, pool.held_tokens]
+    state.series.append(
+        [event.t, window, prefilled, said, *held, int(running or 0), int(waiting or 0), said, 0.0, 0, 0, 0]
+    )
+    if len(state.series) > KEPT_ROWS:
+        del state.series[0]
+
+
+def _number(values: dict[str, Value], name: str) -> float | None:
+    found = values.get(name)
+    return found.value if found else None
+
+
+def _grown(values: dict[str, Value], name: str, window_s: float) -> int:
+    """What a counter grew in the window, from its rate. Rounds as JavaScript does."""
+    return int((_number(values, name) or 0.0) * window_s + 0.5)
+
+
+def _gauge(state: State) -> None:
+    """The pool of an engine that tells only how many blocks are used, and which hashes are cached.
+
+    Cached blocks may be used at the same time, and which are is not told. Counted as cached is what must be idle: all
+    but the used ones, of which each running request has one that is not full yet and so has no hash. How full used
+    blocks are is not told either: no slot counts as wasted.
+    """
+    used = _number(state.scrape.values, "used_blocks") if state.scrape else None
+    if used is None:
+        return
+    pool = state.pool
+    pool.used_blocks = max(0, min(int(used), state.num_blocks))
+    running = int(_number(state.scrape.values, "running") or 0)
+    idle = pool.resident_blocks - max(0, pool.used_blocks - running)
+    pool.cached_blocks = max(0, min(idle, state.num_blocks - pool.used_blocks))
+    pool.filled_slots = pool.used_blocks * state.block_size
+    _settle(state)
+
+
+def _capabilities(state: State, event: events.Capabilities) -> None:
+    state.capabilities = Capable(event.kind, event.version, event.views)
+
+
+def _resident(state: State, event: events.Resident) -> None:
+    state.step += 1
+    if event.cleared:
+        _cleared(state, events.Cleared())
+    sealed, pool = state.blocks.sealed, state.pool
+    for cell in event.removed:
+        if _known(state, cell) and sealed[cell]:
+            _evict(state, cell, state.step)
+            pool.resident_blocks -= 1 - sealed[cell]
+    fresh = [cell for cell in dict.fromkeys(event.stored) if _known(state, cell) and not sealed[cell]]
+    _seal(state, fresh, state.step)
+    pool.resident_blocks += len(fresh)
+    _settle(state)
+    _gauge(state)
+
+
+def _heard(state: State, event: events.Heard) -> None:
+    for number, prompt_tokens, said, t_first in event.requests:
+        request = state.requests.get(number)
+        if request is None or request.state == "finished":
+            continue
+        if request.state == "queued":
+            _enter(state, request, "prefill", event.t if t_first is None else t_first)
+        request.prompt_tokens = prompt_tokens or request.prompt_tokens
+        if t_first is not None and request.t_first is None:
+            request.t_first = t_first
+            request.ttft_s = max(0.0, t_first - request.t_queued)
+            state.ttfts.append((t_first, request.ttft_s))
+            if len(state.ttfts) > KEPT_TTFTS:
+                del state.ttfts[0]
+            _enter(state, request, "decode", t_first)
+        if said > request.output_tokens:
+            request.output_tokens = said
+            request.t_last = event.t
+        # The last token it said is not computed yet, as in an engine of our own.
+        known = request.prompt_tokens + request.output_tokens - 1 if request.output_tokens else 0
+        state.pool.held_tokens += known - request.computed
+        request.computed = known
 
 
 def _enter(state: State, request: Request, phase: str, t: float) -> None:
@@ -638,17 +783,22 @@ def _fill(state: State, request: Request, begin: int, end: int, step: int) -> No
             changed[block] = step
 
 
-def _seal(state: State, block: int, step: int) -> None:
-    blocks, pool = state.blocks, state.pool
-    if not _known(state, block) or blocks.sealed[block]:
-        return
-    blocks.sealed[block] = 1
-    blocks.changed[block] = step
-    if blocks.owners[block]:
-        pool.filled_slots += state.block_size - blocks.fill[block]
-    else:
-        pool.cached_blocks += 1
-    blocks.fill[block] = state.block_size
+def _seal(state: State, full: list[int], step: int) -> None:
+    blocks, pool, size = state.blocks, state.pool, state.block_size
+    owners, sealed, changed, fill = blocks.owners, blocks.sealed, blocks.changed, blocks.fill
+    count, filled, cached = state.num_blocks, 0, 0
+    for block in full:
+        if not 0 <= block < count or sealed[block]:
+            continue
+        sealed[block] = 1
+        changed[block] = step
+        if owners[block]:
+            filled += size - fill[block]
+        else:
+            cached += 1
+        fill[block] = size
+    pool.filled_slots += filled
+    pool.cached_blocks += cached
 
 
 def _settle(state: State) -> None:
@@ -666,4 +816,8 @@ _FOLDS = {
     events.Fault: _fault,
     events.Devices: _devices,
     events.Sample: _sample,
+    events.Scrape: _scrape,
+    events.Capabilities: _capabilities,
+    events.Resident: _resident,
+    events.Heard: _heard,
 }

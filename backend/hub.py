@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backend import events, fold
+from backend import events, fold, prefix_tree
 from backend.history import Entry, History
 from backend.texts import Heard, Texts
 
@@ -28,6 +29,8 @@ Result = TypeVar("Result")
 WATCHED_S = 0.001  # from an event to the pump that handles it, so that one pump serves all events of a step
 UNWATCHED_S = 0.05  # the same while nobody looks: folding in bigger batches leaves the engine alone
 OVERLAP_S = 2.0  # what a frame of `frame` tells again
+TREE_S = 0.5
+TREE_SHARE = 20  # times as long as making it took: at most 5 % of the time
 HELD_EVENTS = 4096  # published events that may wait where no event loop runs
 
 Reading = dict[int, Heard]  # the requests a viewer reads along with, and how far it is in each
@@ -73,6 +76,7 @@ class Hub:
         self._due = False  # a pump is on its way
         self._listeners: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
         self._told: set[asyncio.AbstractEventLoop] = set()  # loops that are being woken
+        self._tree: tuple[float, int, dict] = 0.0, -1, {}  # when it may be made anew, of which state it is, the tree
         self._deltas: dict[int | None, str] = {}  # cursor -> what came since, shared by the viewers there
 
     # ---- in ------------------------------------------------------------------------------------------------------
@@ -167,6 +171,18 @@ class Hub:
         with self._lock:
             self.pump()
             return self._texts.table(request, self._state)
+
+    def tree(self) -> dict:
+        """The prefix tree, see `prefix_tree.picture`; not the caller's to change. Made anew at most every TREE_S, and
+        less often where that is dear: it is made under the lock."""
+        with self._lock:
+            self.pump()
+            begin, (due, seq, told) = time.monotonic(), self._tree
+            if begin >= due and seq != self._state.seq:
+                told = prefix_tree.picture(self._texts, self._state)
+                end = time.monotonic()
+                self._tree = end + max(TREE_S, TREE_SHARE * (end - begin)), self._state.seq, told
+            return told
 
     # ---- out -----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,18 @@ class Summary(msgspec.Struct, kw_only=True):
     verdict: Verdict | None = None  # None: no ceilings are known
 
 
+class Estimate(msgspec.Struct, kw_only=True):
+    """What an attached engine estimates of itself between its last two scrapes: all its steps together, and the time
+    between them too."""
+
+    t: float
+    flop_per_byte: float
+    flops_per_s: float  # of one accelerator
+    bytes_per_s: float  # read and written
+    series: list[str]  # what it was read from
+    window_s: float
+
+
 class Message(msgspec.Struct, tag="phases", tag_field="type", kw_only=True):
     """To the browser, at most every INTERVAL_S, while somebody asks."""
 
@@ -64,11 +76,14 @@ class Message(msgspec.Struct, tag="phases", tag_field="type", kw_only=True):
     chunk: tuple[int, int] | None = None  # (tokens, context before) of the largest of the newest chunks of prompts
     roofs: dict[str, Any] = {}  # as `sources.roofs` has them
     window: Window | None = None  # what sensors say of the last seconds
+    estimate: Estimate | None = None  # of an attached engine whose steps are not known
 
 
 _decode = msgspec.json.Decoder(events.Step).decode
+_decode_scrape = msgspec.json.Decoder(events.Scrape).decode
 _encode = msgspec.json.Encoder().encode
-_STEP = b'{"type":"step"'
+_STEP, _SCRAPE = b'{"type":"step"', b'{"type":"scrape"'
+ESTIMATED = "estimated"  # in the trail: no phase
 
 
 class Phases:
@@ -79,6 +94,7 @@ class Phases:
         self._lock = threading.Lock()
         self._rows: deque[StepRow] = deque(maxlen=KEPT_ROWS)
         self._chunks: deque[tuple[int, int]] = deque(maxlen=NEWEST)
+        self._estimates: deque[Estimate] = deque(maxlen=KEPT_ROWS)
         self._epoch, self._seq = "", 0
         self._said, self._not_before = "", 0.0
         self._window: Window | None = None
@@ -103,6 +119,8 @@ class Phases:
                     self._rows.append(row)
                 if step.prefill:
                     self._chunks += [chunk[1:] for chunk in step.prefill]
+            elif line.startswith(_SCRAPE) and (found := estimate(_decode_scrape(line))):
+                self._estimates.append(found)
         if now >= self._window_due:
             self._window_due = now + WINDOW_EVERY_S
             index, device = device
@@ -110,12 +128,16 @@ class Phases:
             self._window = join.window(recent, samples, t - WINDOW_S, t, device, index) if recent else None
         said = message(epoch, t, self._rows, self._roofs(epoch), kv_bytes)
         said.chunk, said.window = max(self._chunks, default=None), self._window
+        recent = [found for found in self._estimates if found.t > t - TRAIL_S]
+        said.trail += [(found.t, ESTIMATED, found.flop_per_byte, found.flops_per_s) for found in recent]
+        said.estimate = recent[-1] if recent else None
         return _encode(said).decode()
 
     def _take(self, state: fold.State) -> tuple:
         """Under the hub's lock: what came since the last time, and copies of what else is needed."""
         if state.epoch != self._epoch or state.seq < self._seq:
             self._rows.clear()
+            self._estimates.clear()
             self._epoch, self._seq = state.epoch, state.seq - BACKLOG
             self._chunks.clear()
             self._window = None
@@ -123,6 +145,23 @@ class Phases:
         self._seq = state.seq
         device = computing_device(state)
         return state.epoch, state.t, state.model.kv_bytes_per_token, device, list(state.samples), lines or []
+
+
+def estimate(scrape: events.Scrape) -> Estimate | None:
+    """None when the engine does not estimate, or nothing ran."""
+    found = [scrape.values.get(name) for name in ("flops_per_s", "read_bytes_per_s", "write_bytes_per_s")]
+    flops, read, written = ((value.value or 0.0) if value else 0.0 for value in found)
+    if not flops or not read + written or not scrape.window_s:
+        return None
+    moved = read + written
+    return Estimate(
+        t=scrape.t,
+        flop_per_byte=float(f"{flops / moved:.4g}"),
+        flops_per_s=float(f"{flops:.4g}"),
+        bytes_per_s=float(f"{moved:.4g}"),
+        series=[value.name for value in found if value and value.name],
+        window_s=scrape.window_s,
+    )
 
 
 def computing_device(state: fold.State) -> tuple[int, events.Device | None]:

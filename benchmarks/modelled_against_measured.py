@@ -78,12 +78,18 @@ def play(inputs: dict, efficiency: str, rounds: int, seed: int = 0) -> Played:
         model=inputs["model"], gpu=inputs["gpu"], tp=inputs.get("tp", 1), weights=inputs["weight_dtype"],
         kv="fp8" if inputs.get("kv_dtype_bytes") == 1 else "bf16", efficiency=efficiency, speed=100.0,
     )  # fmt: skip
-    engine, _ = build(
-        wanted,
-        {"max_running": users, "prefix_cache": False, "max_model_len": prompt + skipped + answer + 64},
-        lambda event: ended.append(event) if isinstance(event, Finished) else None,
-        PlainTokenizer(32_000),
-    )
+    longest = prompt + skipped + answer + 64
+    switches = {"max_running": users, "prefix_cache": False, "max_model_len": longest}
+
+    def emit(event) -> None:
+        if isinstance(event, Finished):
+            ended.append(event)
+
+    try:
+        # All that these users need, where it fits: what is left to the engine is no more than a picture can show.
+        engine, _ = build(wanted, switches | {"num_blocks": users * -(-longest // 16)}, emit, PlainTokenizer(32_000))
+    except ConfigError:
+        engine, _ = build(wanted, switches, emit, PlainTokenizer(32_000))
     wall = _Wall()
     clock = engine._clock
     clock._wall, clock._sleep, clock._wall_at, clock._due = wall, wall.sleep, 0.0, 0.0

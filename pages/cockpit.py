@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from pages.widgets import controls, live, tables
+from pages.widgets import controls, live, service, tables
 
 units = st.session_state.units
 
@@ -18,8 +18,12 @@ pictures, words = st.columns([2, 1], gap="medium")
 with pictures.container(gap="xsmall"):
     live.view("gantt", title="Requests")
     tables.table("requests", tables.requests, alt="Requests, live ones first")
-    live.view("tokens", title="Tokens per step")
-    tables.table("steps", tables.steps, alt="Engine steps, newest first")
+    attached = service.get().attached
+    live.view("tokens", title="Tokens from scrape to scrape" if attached else "Tokens per step")
+    if attached:
+        tables.table("scrape", tables.scraped, alt="Every value of the last scrape with its source")
+    else:
+        tables.table("steps", tables.steps, alt="Engine steps, newest first")
     live.view("strip", title="Block pool")
     tables.table("split", tables.split, alt="Block pool by kind")
 with words:

@@ -2,10 +2,13 @@
 
 import streamlit as st
 
-from pages.widgets import controls, hardware, live, service, tables
+from pages.widgets import capabilities, controls, hardware, live, service, tables
 
 units = st.session_state.units
 on_gpu, has_gpu = service.get().hub.read(lambda state: (hardware.computes_on_gpu(state), hardware.has_gpu(state)))
+
+if capabilities.explain("hardware"):
+    st.stop()
 
 live.view(
     "phase_numbers",

@@ -3,7 +3,7 @@
 import msgspec
 import streamlit as st
 
-from pages.widgets import caches, controls, live, phases, service, tables
+from pages.widgets import caches, capabilities, controls, live, phases, service, tables
 
 units = st.session_state.units
 
@@ -16,17 +16,26 @@ live.view(
 controls.workload()
 phases.roofline(units)
 
-with st.container(gap="xsmall"):
-    live.view("parts", title="Where the time of a step went")
-    tables.table(
-        "phases",
-        lambda state: phases.phases_table(msgspec.json.decode(service.get().phases.message())),
-        alt="The newest steps by phase",
+attached = service.get().attached
+if attached:
+    capabilities.explain("roofline")
+    st.caption(
+        ":material/info: Where the time of a step went, and the shapes of its scores, are known of an engine of our "
+        "own only: a server that is attached to exports sums, not steps."
     )
+else:
+    with st.container(gap="xsmall"):
+        live.view("parts", title="Where the time of a step went")
+        tables.table(
+            "phases",
+            lambda state: phases.phases_table(msgspec.json.decode(service.get().phases.message())),
+            alt="The newest steps by phase",
+        )
 
-shapes, groups = st.columns([3, 2], gap="medium")
-with shapes:
-    live.view("scores", title="The same attention, two shapes")
+shapes, groups = (None, st.container()) if attached else st.columns([3, 2], gap="medium")
+if not attached:
+    with shapes:
+        live.view("scores", title="The same attention, two shapes")
 with groups:
     found = service.get().hub.read(phases.grouping)
     st.markdown("**Attention in decode: 2 · Hq ÷ (Hkv · P)**")
@@ -41,6 +50,7 @@ with groups:
             column_config={name: st.column_config.NumberColumn(width=80) for name in ("FLOP/byte", "KV heads")},
         )
     else:
-        st.caption("No model was heard of yet.")
+        st.caption("The server does not tell the heads of its model." if attached else "No model was heard of yet.")
 
-caches.show()
+if not attached:
+    caches.show()

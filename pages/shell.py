@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:  # `streamlit run pages/shell.py` puts only this f
 import streamlit as st  # noqa: E402
 
 from backend.sources import SourceError  # noqa: E402
-from pages.widgets import header, live, service  # noqa: E402
+from pages.widgets import capabilities, connect, header, live, service  # noqa: E402
 from pages.widgets.format import plain  # noqa: E402
 
 st.set_page_config(page_title="KVScope", page_icon="🔬", layout="wide")
@@ -25,6 +25,7 @@ page = st.navigation(
         st.Page("batching.py", title="Batching", icon=":material/view_week:", url_path="batching"),
         st.Page("load.py", title="Load", icon=":material/monitoring:", url_path="load"),
         st.Page("hardware.py", title="Hardware", icon=":material/developer_board:", url_path="hardware"),
+        st.Page("fleet.py", title="Fleet", icon=":material/dns:", url_path="fleet"),
         st.Page("explorer.py", title="Explorer", icon=":material/travel_explore:", url_path="explorer"),
     ],
     position="top",
@@ -39,6 +40,8 @@ except (SourceError, OSError) as error:
 
 with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
     strip = st.container(width="stretch")
+    capabilities.panel()
+    connect.selector()
     st.segmented_control(
         "Units",
         ["GiB", "GB"],

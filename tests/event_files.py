@@ -145,6 +145,74 @@ def policies(emit: Callable[[events.Event], None]) -> None:
         emit(event)
 
 
+def attached(emit: Callable[[events.Event], None]) -> None:
+    """A foreign engine: scrapes with and without gauges, cells that come and go, requests of our own, a restart."""
+    lots = random.Random(11)
+    told = 0
+
+    def tell(event: events.Event) -> None:
+        nonlocal told
+        told += 1
+        event.seq, event.t = told, told / 8
+        emit(event)
+
+    def hello(epoch: str) -> None:
+        tell(
+            events.Hello(
+                epoch=epoch, source="vllm", model=events.ModelInfo(name="m", kv_bytes_per_token=100),
+                device=events.DeviceInfo(kind="unknown"), block_size=32, num_blocks=63,
+            )
+        )  # fmt: skip
+        view = events.View(view="roofline", quality="estimated", why="counters", flag="--enable-mfu-metrics")
+        tell(events.Capabilities(kind="vllm", version="0.32.0", views=[view]))
+
+    def scrape(second: int) -> events.Scrape:
+        values = {
+            "running": events.Value(value=lots.randint(0, 9), name="vllm:num_requests_running"),
+            "waiting": events.Value(value=lots.randint(0, 5)),
+            "used_blocks": events.Value(value=lots.randint(0, 70), quality="derived"),
+            "output_tokens_per_s": events.Value(value=lots.randint(0, 4000) / 7),
+            "prompt_tokens_per_s": events.Value(value=lots.randint(0, 4000) / 3),
+            "prefix_queries_per_s": events.Value(value=lots.randint(0, 400) / 11),
+            "prefix_hits_per_s": events.Value(value=lots.randint(0, 40) / 13),
+            "preemptions": events.Value(value=second),
+            "ttft_p95_s": events.Value(value=0.3, low=0.25, high=0.5, quality="derived"),
+            "flops_per_s": events.Value(quality="absent", note="not switched on"),
+        }
+        if second % 3 == 0:
+            values["prompt_tokens_computed_per_s"] = events.Value(value=lots.randint(0, 900) / 9)
+        if second % 7 == 6:  # an engine that has lost its gauges
+            values = {"running": events.Value(quality="absent", note="it was not exported")}
+        rows = [events.EngineRow(labels={"engine": str(i)}, running=i, kv_usage=None) for i in range(second % 3)]
+        return events.Scrape(values=values, window_s=1.003 if second else 0.0, scrape_s=0.04, by_engine=rows, unknown=3)
+
+    number, said, cells = 0, {}, set()
+    for epoch in ("first", "second"):
+        hello(epoch)
+        said.clear(), cells.clear()
+        for second in range(60):
+            tell(scrape(second))
+            if second % 25 == 24:
+                tell(events.Resident(cleared=True))
+                cells.clear()
+            gone = {cell for cell in cells if lots.random() < 0.1}
+            new = {lots.randrange(-1, 70) for _ in range(9)} - cells
+            cells = cells - gone | new
+            tell(events.Resident(removed=sorted(gone), stored=sorted(new)))
+            if lots.random() < 0.6:
+                number += 1
+                said[number] = (0, 0, None)
+                tell(events.Queued(request=number, id=f"r{number}", prompt_tokens=lots.choice([0, 90]), max_tokens=64))
+            for request, (prompt, output, first) in list(said.items()):
+                first = first or (told / 8 if lots.random() < 0.7 else None)
+                said[request] = (prompt or lots.choice([0, 90]), output + (lots.randint(0, 9) if first else 0), first)
+            tell(events.Heard(requests=[(request, *how) for request, how in said.items()] + [(999, 1, 1, 0.5)]))
+            for request in [request for request in said if lots.random() < 0.2]:
+                prompt, output, _ = said.pop(request)
+                reason = lots.choice(["stop", "length", "abort", "error"])
+                tell(events.Finished(request=request, reason=reason, prompt_tokens=prompt, output_tokens=output))
+
+
 def nonsense(emit: Callable[[events.Event], None]) -> None:
     """Half of the lines lost, requests and blocks that do not exist: to be borne, alike in both languages."""
     lots = random.Random(6)
@@ -162,7 +230,9 @@ def nonsense(emit: Callable[[events.Event], None]) -> None:
     _run(engine, 150)
 
 
-FILES = {make.__name__: make for make in (sharing, preemption, forks, reconfigured, sensors, policies, nonsense)}
+FILES = {
+    make.__name__: make for make in (sharing, preemption, forks, reconfigured, sensors, policies, attached, nonsense)
+}
 
 
 def read(name: str) -> Iterator[events.Event]:

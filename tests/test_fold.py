@@ -253,6 +253,14 @@ def test_a_step_that_only_preempts_is_no_step():
     assert story.state.requests[1].state == "preempted"
 
 
+def test_a_chunk_before_the_beginning_is_skipped():
+    story = Story()
+    story.queued(1, prompt=2)
+    story.step(prefill=[(1, 0, -1), (1, -3, 2)])
+    story.step()
+    assert (story.state.requests[1].computed, story.state.requests[1].state) == (0, "queued")
+
+
 def test_a_request_may_have_arrived_before_the_last_event():
     """The server stamps the arrival; the engine tells it between two steps."""
     story = Story()
@@ -332,6 +340,94 @@ def test_samples_stay_with_the_sensors_that_they_are_of():
     assert len(state.samples) == fold.KEPT_SAMPLES
 
 
+# foreign engines
+
+
+def scraped(**values: float | None) -> events.Scrape:
+    told = {name: events.Value(value=value, name=f"x:{name}") for name, value in values.items()}
+    return events.Scrape(values=told, window_s=2.0, scrape_s=0.04)
+
+
+def gauged(story: Story) -> tuple[int, int, int, int]:
+    pool = story.state.pool
+    return pool.used_blocks, pool.cached_blocks, pool.free_blocks, pool.resident_blocks
+
+
+class Foreign(Story):
+    """Counts of its pool come from gauges, not from tables."""
+
+    def tell(self, event: events.Event) -> State:
+        self.seq += 1
+        self.t += 1.0
+        event.seq, event.t = self.seq, self.t
+        apply(self.state, event)
+        return self.state
+
+
+def test_a_scrape_is_kept_and_its_counters_make_the_totals():
+    story = Foreign(blocks=63)
+    rates = {"output_tokens_per_s": 7.5, "prompt_tokens_per_s": 100.0, "prompt_tokens_computed_per_s": 30.5}
+    story.tell(scraped(running=3.0, waiting=2.0, used_blocks=6.0, preemptions=4.0, prefix_hits_per_s=64.0, **rates))
+    state = story.tell(scraped(running=3.0, prefix_queries_per_s=100.0, **rates))
+    assert state.scrape.values["running"].name == "x:running" and state.scrape.t == 3.0
+    totals = state.totals
+    assert (totals.output_tokens, totals.computed_prefill_tokens) == (30, 122)
+    assert (totals.lookup_tokens, totals.cached_tokens, totals.preemptions) == (200, 128, 0)
+    assert [row[:5] + row[8:11] for row in state.series] == [
+        [2.0, 2.0, 61, 15, 6, 3, 2, 15],
+        [3.0, 2.0, 61, 15, 6, 3, 0, 15],
+    ]
+
+
+def test_a_scrape_without_anything_to_draw_makes_no_row():
+    story = Foreign()
+    absent = events.Value(quality="absent", note="this engine has none")
+    state = story.tell(events.Scrape(values={"running": absent}, window_s=1.0))
+    assert state.series == [] and state.scrape.values["running"].value is None
+
+
+def test_the_pool_of_a_foreign_engine_is_its_gauge_and_the_resident_cells():
+    story = Foreign(blocks=63)
+    story.tell(scraped(running=3.0, used_blocks=6.0))
+    assert gauged(story) == (6, 0, 57, 0)
+    story.tell(events.Resident(stored=[0, 1, 2, 3, 4]))
+    assert gauged(story) == (6, 2, 55, 5)  # of 6 used ones 3 are not full: at most 3 of the 5 can be in use
+    assert story.state.blocks.sealed[:6] == [1, 1, 1, 1, 1, 0] and story.state.blocks.fill[4] == 4
+    story.tell(scraped(running=0.0, used_blocks=0.0))
+    assert gauged(story) == (0, 5, 58, 5)
+    story.tell(events.Resident(removed=[1, 1, 62, -3, 99], stored=[7, 7]))
+    assert gauged(story) == (0, 5, 58, 5) and story.state.blocks.mark[1] == "evicted"
+    assert story.state.totals.evictions == 1
+    story.tell(events.Resident(cleared=True, stored=[1]))
+    assert gauged(story) == (0, 1, 62, 1)
+
+
+def test_a_request_at_a_foreign_engine_is_followed_by_what_its_client_hears():
+    story = Foreign()
+    story.tell(events.Queued(request=1, id="a", prompt_tokens=0, max_tokens=8))
+    state, request = story.state, story.state.requests[1]
+    story.tell(events.Heard(requests=[(1, 0, 0, None), (7, 1, 1, 0.5)]))
+    assert (request.state, request.t_first, state.running) == ("prefill", None, [1])
+    story.tell(events.Heard(requests=[(1, 20, 3, 3.5)]))
+    assert (request.state, request.prompt_tokens, request.output_tokens) == ("decode", 20, 3)
+    assert (request.t_first, request.ttft_s, state.ttfts) == (3.5, 1.5, [(3.5, 1.5)])
+    assert request.computed == state.pool.held_tokens == 22 and request.table == []
+    story.tell(events.Heard(requests=[(1, 0, 5, 3.5)]))
+    assert request.output_tokens == 5 and state.totals.output_tokens == 0  # the engine's counters tell that
+    story.tell(events.Finished(request=1, reason="stop", prompt_tokens=20, output_tokens=6, ttft_s=1.5))
+    assert (request.state, state.running, state.pool.held_tokens) == ("finished", [], 0)
+    assert [span[0] for span in request.spans] == ["queued", "prefill", "decode"]
+
+
+def test_what_a_source_can_show_is_kept_until_the_next_epoch():
+    story = Foreign()
+    assert story.state.capabilities.kind == ""
+    view = events.View(view="roofline", quality="none", why="no counters", flag="--enable-mfu-metrics")
+    story.tell(events.Capabilities(kind="vllm", version="0.32.0", views=[view]))
+    assert (story.state.capabilities.version, story.state.capabilities.views) == ("0.32.0", [view])
+    assert Foreign().state.capabilities.views == []
+
+
 def test_letters():
     assert [fold.label(n) for n in (1, 2, 26, 27, 52, 53, 702, 703)] == ["A", "B", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
 
@@ -408,6 +504,22 @@ broken_events = st.one_of(
     st.builds(events.Sample, device=numbers, t0=st.just(0.0), values=st.lists(st.none() | st.just(1.0), max_size=2)),
 )
 
+few = st.floats(0, 1e6) | st.none()
+broken_reports = st.one_of(
+    st.builds(events.Resident, stored=st.lists(numbers), removed=st.lists(numbers), cleared=st.booleans()),
+    st.builds(events.Heard, requests=st.lists(st.tuples(numbers, st.integers(0, 9), st.integers(0, 9), few))),
+    st.builds(scraped, running=few, used_blocks=few, output_tokens_per_s=few),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(broken_events | broken_reports, max_size=25))
+def test_nonsense_of_a_foreign_engine_never_raises(told):
+    state = Foreign(blocks=7).state
+    for event in told:
+        apply(state, event)
+        assert 0 <= state.pool.resident_blocks <= state.num_blocks
+
 
 @settings(max_examples=200, deadline=None)
 @given(st.booleans(), st.lists(broken_events, max_size=25))
@@ -461,6 +573,7 @@ def test_the_event_files_show_what_they_are_for(name):
         "reconfigured": state.epoch == "second" and state.num_blocks == 30,
         "sensors": state.devices.state == "absent" and seen["samples"] == fold.KEPT_SAMPLES and seen["lost"] > 0,
         "policies": seen["swap_out"] > 5 and seen["swap_in"] > 5 and seen["no cache"] > 20 and state.gaps == 0,
+        "attached": state.epoch == "second" and totals.evictions > 50 and len(state.ttfts) > 9 and state.gaps == 0,
         "nonsense": state.gaps > 100 and totals.finished > 0,
     }[name]
 

@@ -183,3 +183,43 @@ def test_readings_are_held_against_the_steps_of_the_device_that_computes(clock):
 def test_an_engine_that_was_never_heard_gives_an_empty_message():
     told = json.loads(phases.Phases(Hub(), lambda epoch: {"state": "unknown"}).message())
     assert told["phases"] == {} and told["roofs"] == {"state": "unknown"}
+
+
+# foreign engines
+
+
+def scraped(t: float, flops: float | None, read: float = 2e9, written: float = 5e8, **fields) -> events.Scrape:
+    told = {"flops_per_s": flops, "read_bytes_per_s": read, "write_bytes_per_s": written}
+    values = {
+        name: events.Value(value=value, name=f"x:{name}", quality="estimated" if value else "absent")
+        for name, value in told.items()
+    }
+    return events.Scrape(t=t, values=values, **{"window_s": 1.0, **fields})
+
+
+def test_what_a_foreign_engine_estimates_becomes_a_point(clock):
+    hub = Hub()
+    model = events.ModelInfo(name="m")
+    told = [
+        events.Hello(epoch="e", source="vllm", model=model, device=events.DeviceInfo(), block_size=0, num_blocks=0),
+        scraped(1.0, 1e10),
+        scraped(2.0, 4e10),
+        scraped(3.0, None),  # the flag is off
+        scraped(4.0, 1e9, window_s=0.0),  # the first after a restart
+        scraped(5.0, 0.0),  # idle
+    ]
+    for seq, event in enumerate(told, 1):
+        event.seq = seq
+        hub.publish(event)
+    found = phases.Phases(hub, lambda epoch: {"state": "unknown", "text": "nobody measured it"})
+    message = json.loads(found.message())
+    assert message["trail"] == [[1.0, "estimated", 4.0, 1e10], [2.0, "estimated", 16.0, 4e10]]
+    assert message["phases"] == {} and message["roofs"]["text"] == "nobody measured it"
+    one = message["estimate"]
+    assert (one["window_s"], one["flops_per_s"], one["bytes_per_s"], one["flop_per_byte"]) == (1.0, 4e10, 2.5e9, 16.0)
+    assert one["series"][0] == "x:flops_per_s"
+
+
+def test_an_engine_of_our_own_has_no_estimate():
+    assert phases.message("e", 1.0, rows(step(1.0, decode=1)), {}, KV).estimate is None
+    assert phases.estimate(events.Scrape(window_s=1.0)) is None

@@ -90,7 +90,10 @@ def test_no_command_is_left_out():
         ".venv/bin/python -m backend plan --model",
         ".venv/bin/python -m backend load --url",
         ".venv/bin/python -m backend serve --model llama-3-70b --on",
+        ".venv/bin/python -m backend attach http",
+        ".venv/bin/python -m backend attach --fleet",
         "KVSCOPE_ENGINE_URL=",
+        "KVSCOPE_ATTACH_URL=",
     )
     assert [c for c in commands() if not c.startswith(known)] == []
 
@@ -103,6 +106,9 @@ def test_the_engine_answers_and_a_dashboard_follows_it():
         assert answer["choices"][0]["message"]["content"]
         load = command(".venv/bin/python -m backend load").replace("8000", port).replace("1,2,4,8", "20")
         assert "TTFT" in run(load + " --requests 10 --min-seconds 0 --input-tokens 8 --output-tokens 2")
+        attach = command(".venv/bin/python -m backend attach http").replace("8000", port)
+        said = run(f"{attach} --count 2")
+        assert said.startswith("KVScope") and f"at http://127.0.0.1:{port}" in said
         follow = command("KVSCOPE_ENGINE_URL").replace("8000", port) + f" HEADLESS=1 PORT={page}"
         with running(follow, f"http://127.0.0.1:{page}/_stcore/health"):
             pass

@@ -2,7 +2,8 @@
 //     data {view, url, options}   a picture on the WebSocket at `url`; without a url, one that is fed by reruns
 //     data bytes                  a frame for those; this mount draws nothing. What the pictures ask comes back as the
 //                                 state "ask": {watch: [...], block: n, table: n, snapshot: times asked}, each as last asked
-// The state "transport" becomes "rerun" when no WebSocket can be opened here. The trigger "pulse" asks for a rerun.
+// The state "transport" becomes "rerun" when no WebSocket can be opened here. The trigger "pulse" asks for a rerun. The state
+// "chosen" is what a person clicked in a picture that lets one choose.
 //
 // Streamlit calls the default export again on every change of data or theme, so each call must be harmless; and it may run
 // the cleanup of a call that was overtaken while the element stays mounted, so only the newest call may tear down.
@@ -12,6 +13,7 @@ import { Blocks } from "./views/blocks.js";
 import { BytesByBatch, BytesByContext } from "./views/bytes.js";
 import { Devices } from "./views/devices.js";
 import { BlockTable } from "./views/table.js";
+import { Fleet } from "./views/fleet.js";
 import { Gantt } from "./views/gantt.js";
 import { Numbers } from "./views/numbers.js";
 import { Parts } from "./views/parts.js";
@@ -27,15 +29,16 @@ import { Strip } from "./views/strip.js";
 import { GpuStrips, HostStrips } from "./views/strips.js";
 import { Text } from "./views/text.js";
 import { TokensPerStep } from "./views/tokens.js";
+import { PrefixTree } from "./views/tree.js";
 import { Usage } from "./views/usage.js";
 import { Windows } from "./views/windows.js";
 
 export const VIEWS = {
   blocks: Blocks, gantt: Gantt, numbers: Numbers, requests: Requests, split: Split, strip: Strip, table: BlockTable, text: Text,
-  tokens: TokensPerStep, usage: Usage,
+  tokens: TokensPerStep, tree: PrefixTree, usage: Usage,
   bandwidth: Bandwidth, bytes_by_batch: BytesByBatch, bytes_by_context: BytesByContext, devices: Devices, gpu_strips: GpuStrips,
   host_strips: HostStrips, parts: Parts, phase_numbers: PhaseNumbers, processes: Processes, pulse: Pulse, roofline: Roofline, scores: Scores,
-  race: Race, windows: Windows,
+  fleet: Fleet, race: Race, windows: Windows,
 };
 
 const ASK_MS = 100; // questions of this time go into one rerun
@@ -79,6 +82,7 @@ class Mount {
     if (!this.view) return;
     this.view.theme(this.parent.host ?? this.parent);
     this.view.rerun = (pulse) => setTriggerValue("pulse", pulse);
+    this.view.chose = (key) => setStateValue("chosen", key);
     this.view.options?.(options);
   }
 

@@ -32,6 +32,7 @@ export function empty() {
     },
     ttfts: [], series: [],
     devices: { state: "", message: "", devices: [] }, samples: [],
+    scrape: null, capabilities: { kind: "", version: "", views: [] },
   };
 }
 
@@ -84,7 +85,7 @@ function freeBlocks(count) {
 }
 
 function freePool(count) {
-  return { used_blocks: 0, cached_blocks: 0, free_blocks: count, filled_slots: 0, wasted_slots: 0, shared_saved_blocks: 0, held_tokens: 0 };
+  return { used_blocks: 0, cached_blocks: 0, free_blocks: count, filled_slots: 0, wasted_slots: 0, shared_saved_blocks: 0, held_tokens: 0, resident_blocks: 0 };
 }
 
 function refuseNewer(schema) {
@@ -106,6 +107,7 @@ function snapshot(state, event) {
   const blank = empty();
   Object.assign(state, blank, event.state, {
     gaps: 0, model: { ...MODEL, ...event.state.model }, device: { ...DEVICE, ...event.state.device },
+    pool: { ...blank.pool, ...event.state.pool },
   });
 }
 
@@ -151,7 +153,7 @@ function step(state, event) {
   let prefillTokens = 0, outputTokens = 0;
   for (const [who, tokens, context] of event.prefill ?? []) {
     const request = requests[who];
-    if (!request || request.state === "finished") continue;
+    if (!request || request.state === "finished" || context < 0 || tokens < 0) continue;
     prefillTokens += tokens;
     const end = context + tokens, again = Math.min(end, request.reached) - context;
     if (again > 0) {
@@ -340,8 +342,9 @@ function cleared(state) {
     fill[block] = 0;
     changed[block] = state.step;
   }
-  state.pool.cached_blocks = 0;
+  state.pool.cached_blocks = state.pool.resident_blocks = 0;
   settle(state);
+  gauge(state);
 }
 
 function fault(state, event) {
@@ -363,6 +366,102 @@ function sample(state, event) {
   if (!device || event.values.length !== device.sensors.length) return;
   state.samples.push([event.t ?? 0, event.t0, event.device, event.values, event.spans ?? null]);
   if (state.samples.length > KEPT_SAMPLES) state.samples.shift();
+}
+
+/** A foreign engine's gauges and counters. Totals grow by what its counters grew since the scrape before. */
+function scrape(state, event) {
+  const values = event.values ?? {}, { totals, pool } = state, window = event.window_s ?? 0, t = event.t ?? 0;
+  state.step += 1;
+  state.scrape = {
+    t, values, window_s: window, scrape_s: event.scrape_s ?? 0, restarts: event.restarts ?? 0, unknown: event.unknown ?? 0,
+    by_engine: event.by_engine ?? [],
+  };
+  const said = grown(values, "output_tokens_per_s", window);
+  const computed = valueIn(values, "prompt_tokens_computed_per_s") === null ? "prompt_tokens_per_s" : "prompt_tokens_computed_per_s";
+  const prefilled = grown(values, computed, window);
+  totals.output_tokens += said;
+  totals.computed_prefill_tokens += prefilled;
+  totals.lookup_tokens += grown(values, "prefix_queries_per_s", window);
+  totals.cached_tokens += grown(values, "prefix_hits_per_s", window);
+  totals.preemptions = Math.trunc(valueIn(values, "preemptions") ?? 0);
+  gauge(state);
+  const running = valueIn(values, "running"), waiting = valueIn(values, "waiting");
+  if (running === null && !said && !prefilled) return; // nothing that a strip could show
+  const held = [pool.used_blocks, pool.cached_blocks, pool.filled_slots, pool.held_tokens];
+  state.series.push([t, window, prefilled, said, ...held, Math.trunc(running ?? 0), Math.trunc(waiting ?? 0), said, 0, 0, 0, 0]);
+  if (state.series.length > KEPT_ROWS) state.series.shift();
+}
+
+function valueIn(values, name) {
+  return values[name]?.value ?? null;
+}
+
+/** What a counter grew in the window, from its rate. */
+function grown(values, name, window) {
+  return Math.trunc((valueIn(values, name) ?? 0) * window + 0.5);
+}
+
+/** The pool of an engine that tells only how many blocks are used, and which hashes are cached.
+ *
+ * Cached blocks may be used at the same time, and which are is not told. Counted as cached is what must be idle: all but
+ * the used ones, of which each running request has one that is not full yet and so has no hash. How full used blocks are
+ * is not told either: no slot counts as wasted. */
+function gauge(state) {
+  const used = state.scrape ? valueIn(state.scrape.values, "used_blocks") : null, { pool } = state;
+  if (used === null) return;
+  pool.used_blocks = Math.max(0, Math.min(Math.trunc(used), state.num_blocks));
+  const running = Math.trunc(valueIn(state.scrape.values, "running") ?? 0);
+  const idle = pool.resident_blocks - Math.max(0, pool.used_blocks - running);
+  pool.cached_blocks = Math.max(0, Math.min(idle, state.num_blocks - pool.used_blocks));
+  pool.filled_slots = pool.used_blocks * state.block_size;
+  settle(state);
+}
+
+function capabilities(state, event) {
+  state.capabilities = { kind: event.kind, version: event.version ?? "", views: event.views ?? [] };
+}
+
+function resident(state, event) {
+  state.step += 1;
+  if (event.cleared) cleared(state);
+  const { pool } = state, { sealed } = state.blocks;
+  for (const cell of event.removed ?? []) {
+    if (!known(state, cell) || !sealed[cell]) continue;
+    evict(state, cell, state.step);
+    pool.resident_blocks -= 1 - sealed[cell];
+  }
+  for (const cell of event.stored ?? []) {
+    if (!known(state, cell) || sealed[cell]) continue;
+    seal(state, cell, state.step);
+    pool.resident_blocks += 1;
+  }
+  settle(state);
+  gauge(state);
+}
+
+function heard(state, event) {
+  const t = event.t ?? 0;
+  for (const [who, promptTokens, said, first] of event.requests) {
+    const request = state.requests[who];
+    if (!request || request.state === "finished") continue;
+    if (request.state === "queued") enter(state, request, "prefill", first ?? t);
+    request.prompt_tokens = promptTokens || request.prompt_tokens;
+    if (first !== null && request.t_first === null) {
+      request.t_first = first;
+      request.ttft_s = Math.max(0, first - request.t_queued);
+      state.ttfts.push([first, request.ttft_s]);
+      if (state.ttfts.length > KEPT_TTFTS) state.ttfts.shift();
+      enter(state, request, "decode", first);
+    }
+    if (said > request.output_tokens) {
+      request.output_tokens = said;
+      request.t_last = t;
+    }
+    // The last token it said is not computed yet, as in an engine of our own.
+    const computed = request.output_tokens ? request.prompt_tokens + request.output_tokens - 1 : 0;
+    state.pool.held_tokens += computed - request.computed;
+    request.computed = computed;
+  }
 }
 
 function enter(state, request, phase, t) {
@@ -460,4 +559,4 @@ function settle(state) {
   pool.wasted_slots = pool.used_blocks * state.block_size - pool.filled_slots;
 }
 
-const FOLDS = { step, queued, finished, configured, cleared, fault, devices, sample };
+const FOLDS = { step, queued, finished, configured, cleared, fault, devices, sample, scrape, capabilities, resident, heard };

@@ -3,7 +3,7 @@
 // live(url) gives the same object to everybody on the page (it lives on globalThis: each mounted component may be a module
 // of its own). A picture is put on it with on(view), is drawn by view.update(state, changedSince) at most once a frame, and
 // taken off with off(view); the connection ends a moment after the last one is gone.
-// on("text" | "block" | "table" | "phases" | "pulse" | "status" | "dead", callback) gives a function that ends it.
+// on("text" | "block" | "table" | "tree" | "phases" | "fleet" | "pulse" | "status" | "dead", callback) gives a function that ends it.
 //
 // live(RERUN) has no WebSocket: frames are pushed, and questions go to whoever set `asker` (see component.js).
 import { apply, empty } from "./fold.js";
@@ -31,6 +31,7 @@ class Live {
     this.url = url;
     this.forget = forget;
     this.state = empty();
+    this.fleet = null; // the newest message of that type (backend/sources/attach/fleet_view.py)
     this.phases = null; // the newest message of that type (backend/phases.py)
     this.pulse = ""; // what the page around the pictures should have been drawn from
     this.texts = new Map(); // request -> {prompt, text}, of those that are or were watched
@@ -96,6 +97,11 @@ class Live {
 
   askTable(table) {
     this.ask({ table });
+  }
+
+  /** A new number each time: where questions go with reruns, the same one is answered once. */
+  askTree() {
+    this.ask({ tree: (this.trees = (this.trees ?? 0) + 1) });
   }
 
   /** Asks for what costs something, again and again until the function that this gives is called, or nobody looks. */
@@ -211,13 +217,15 @@ class Live {
       case "text":
         return this.heard(event);
       case "phases":
-        this.phases = event;
+      case "fleet":
+        this[event.type] = event;
         return this.tell(event.type, event);
       case "pulse":
         this.pulse = event.pulse;
         return this.tell(event.type, event);
       case "block":
       case "table":
+      case "tree":
         return this.tell(event.type, event);
       case "since": // of a pushed frame: everything after this number is in it
         if (!state.epoch || event.seq > state.seq) this.ask({ snapshot: (this.holes += 1) }); // a new number each time
@@ -226,7 +234,11 @@ class Live {
       case "snapshot": {
         const { epoch } = state;
         apply(state, event);
-        if (state.epoch !== epoch) this.texts.clear();
+        if (state.epoch !== epoch) {
+          this.texts.clear();
+          this.phases = null; // of another engine, as is the request that a person followed
+          if (epoch) selection.clear();
+        }
         for (const view of this.views.keys()) this.views.set(view, -1);
         return undefined;
       }

@@ -98,15 +98,17 @@ def drive(server: Server, settings: Settings) -> Experiment:
     return (yield from sweep(target, settings))
 
 
-def sweep(target: Target, settings: Settings) -> Experiment:
+def sweep(target: Target, settings: Settings, *, salt: str = "") -> Experiment:
     """Tables: one row a rate; `requests`, `queue` (ten looks a second), `gaps` (ITL), `little`.
 
+    `salt` makes the prompts' words; without one, they are of no sweep before.
     Closing it cuts off what is in flight. Raises ExperimentError for a load that cannot be made.
     """
     try:
         runs = settings.runs()
         check_room(target, [(i, o) for _, requests in runs for _, i, o in requests])
         kept = Kept(target, settings.as_dict())
+        kept.salt = salt or kept.salt
         worker = Worker()
         try:
             yield from _sweep(kept, settings, runs, worker)

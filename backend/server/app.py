@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from backend.server import control, hardware, metrics, openai
-from backend.server.errors import ApiError, unavailable
+from backend.server.errors import ApiError, JSONResponse, unavailable
 from backend.server.guard import MAX_BODY_BYTES, Guard
 from backend.server.host import EngineHost
 
@@ -44,6 +44,11 @@ def create_app(
     async def health() -> Response:
         """200 and no body when requests are served; 503 with the reason while loading or after a fatal error."""
         return Response(status_code=200) if host.problem is None else unavailable(host.problem).response()
+
+    @app.get("/kv_event_sources")
+    async def kv_event_sources() -> Response:
+        """Where KV cache events are published, one row a data-parallel rank, as vLLM answers it; [] when nowhere."""
+        return JSONResponse(host.kv.sources() if host.kv else [])
 
     return app
 

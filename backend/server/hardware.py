@@ -85,7 +85,9 @@ async def measure(request: Request) -> Response:
 
 
 def _computes_on(host: EngineHost) -> tuple[str, str]:
-    return str(host.loaded.device), str(host.loaded.dtype).removeprefix("torch.")
+    """(device, dtype of its arithmetic, which may be wider than what the weights are stored in)."""
+    loaded = host.loaded
+    return str(loaded.device), str(getattr(loaded, "computes_in", None) or loaded.dtype).removeprefix("torch.")
 
 
 def _with_peaks(host: EngineHost, found: ceiling.Ceilings) -> ceiling.Ceilings:

@@ -22,6 +22,7 @@ from backend.telemetry.torch_device import used
 if TYPE_CHECKING:
     from backend.engine.loop import EngineLoop
     from backend.models.loader import LoadedModel
+    from backend.server.kv_publish import KvPublisher
 
 log = logging.getLogger("kvscope.server")
 
@@ -39,11 +40,21 @@ class EngineHost:
     words while it runs, and what it raises from then on.
     `names`: what clients may call the model beside its own name, a path for instance.
     `sensors`: read the hardware also when nobody looks, while requests run.
+    `kv`: tells others what becomes of the prefix cache.
     """
 
-    def __init__(self, boot: Boot, *, hub: Hub | None = None, names: tuple[str, ...] = (), sensors: bool = True):
+    def __init__(
+        self,
+        boot: Boot,
+        *,
+        hub: Hub | None = None,
+        names: tuple[str, ...] = (),
+        sensors: bool = True,
+        kv: KvPublisher | None = None,
+    ):
         self.hub = hub or Hub()
         self.metrics = Metrics(self.hub)
+        self.kv = kv
         self.closing = asyncio.Event()  # set when the server is about to end: open streams end with it
         self._boot = boot
         self._names = names
@@ -101,6 +112,8 @@ class EngineHost:
     def emit(self, event: Event) -> None:
         """Takes an event from the engine's thread."""
         self.metrics.take(event)
+        if self.kv is not None:
+            self.kv.take(event)
         self.hub.publish(event)
 
     async def start(self) -> None:
@@ -121,6 +134,8 @@ class EngineHost:
             with contextlib.suppress(TimeoutError):  # a long step is not waited for: the process ends under it
                 async with asyncio.timeout(STOP_S):
                     await self._loop.stop()
+        if self.kv is not None:
+            await asyncio.to_thread(self.kv.close)
 
     def _load(self, aio: asyncio.AbstractEventLoop) -> None:
         """In its own thread."""
@@ -146,6 +161,8 @@ class EngineHost:
         if self.closing.is_set():
             return
         self._loop, self._loaded, self._codec = loop, loaded, codec
+        if self.kv is not None:
+            self.kv.start(loop.engine.content)
         loop.start(asyncio.get_running_loop())
         self._sampler = self._read_hardware(loop, loaded)
         self._reason = None

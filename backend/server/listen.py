@@ -18,6 +18,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_loopback_endpoint(endpoint: str) -> bool:
+    """The same for a ZeroMQ address: tcp://host:port, or ipc:///path."""
+    if endpoint.startswith("ipc://"):
+        return True
+    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket: who connects from now on waits until the server runs. Raises OSError."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[

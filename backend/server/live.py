@@ -3,10 +3,13 @@
     server -> browser   a JSON array of events; the first of a connection begins with a snapshot
     browser -> server   {"watch": [requests]}, {"block": n}, {"table": request}; the answers come in the same arrays:
                         {"type": "text", …}, {"type": "block", …}, {"type": "table", …}
+                        {"tree": n}: {"type": "tree", …} once, for each n anew
                         {"phases": true}: {"type": "phases", …} comes for the next LEASE_S, at most 4 times a second
+                        {"fleet": key of a replica or ""}: {"type": "fleet", …} the same way, with details of that one
                         {"telemetry": [panels]}: sensors are read for some seconds more
     Unasked comes {"type": "pulse", "pulse": text}, first and whenever it is another one: the page around the pictures
-    was drawn from something that has changed since.
+    was drawn from something that has changed since. When `get_hub` gives another hub, its snapshot follows on the same
+    connection: the browser starts over with it.
 
 A browser that reads slowly gets fewer and longer arrays: nothing is queued for it. WebSockets are not covered by CORS,
 so this route checks Origin and a token by itself.
@@ -43,7 +46,9 @@ class _Message(msgspec.Struct):
     watch: Annotated[list[int], msgspec.Meta(max_length=MAX_WATCHED)] | None = None
     block: int | None = None
     table: int | None = None
+    tree: int | None = None
     phases: bool | None = None
+    fleet: Annotated[str, msgspec.Meta(max_length=600)] | None = None
     telemetry: Annotated[list[Annotated[str, msgspec.Meta(max_length=20)]], msgspec.Meta(max_length=8)] | None = None
 
 
@@ -51,6 +56,7 @@ class Extras(msgspec.Struct):
     """What comes beside the events: phases and sensors cost something and come only while they are asked for."""
 
     phases: Callable[[], str] = lambda: ""  # the newest message, encoded; "": none
+    fleet: Callable[[str], str] = lambda chosen: ""  # the same
     watch_telemetry: Callable[[list[str]], None] = lambda panels: None
     pulse: Callable[[], str] = lambda: ""  # "": none
 
@@ -81,7 +87,7 @@ def routes(
             return
         viewers += 1
         try:
-            await _Viewer(ws, get_hub(), get_extras()).run()
+            await _Viewer(ws, get_hub, get_extras).run()
         finally:
             viewers -= 1
 
@@ -100,48 +106,62 @@ def _allowed(ws: WebSocket, token: str, allowed_origins: Collection[str]) -> boo
 class _Viewer:
     """One connection. What it asks for is kept as the latest of its kind, so that it can ask for no backlog."""
 
-    def __init__(self, ws: WebSocket, hub: Hub, extras: Extras):
-        self.ws, self.hub, self.extras = ws, hub, extras
+    def __init__(self, ws: WebSocket, get_hub: Callable[[], Hub], get_extras: Callable[[], Extras]):
+        self.ws, self.get_hub, self.get_extras = ws, get_hub, get_extras
+        self.hub, self.extras = get_hub(), get_extras()
+        self.changed = asyncio.Event()
         self.reading: dict[int, Heard] = {}
         self.block: int | None = None
         self.table: int | None = None
-        self.phases_until = 0.0  # on the event loop's clock
-        self.phases_said = ""
+        self.tree = False
+        self.phases_until = self.fleet_until = 0.0  # on the event loop's clock
+        self.phases_said = self.fleet_said = self.chosen = ""
         self.pulse_due = 0.0
         self.pulse_said = ""
 
     async def run(self) -> None:
-        with self.hub.listening() as changed:
-            tasks = asyncio.create_task(self._listen(changed)), asyncio.create_task(self._tell(changed))
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                task.cancel()
-            farewell, broken = await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = asyncio.create_task(self._listen()), asyncio.create_task(self._follow())
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        farewell, broken = await asyncio.gather(*tasks, return_exceptions=True)
         if isinstance(farewell, tuple):
             await self.ws.close(*farewell)
         if isinstance(broken, Exception) and not isinstance(broken, WebSocketDisconnect):
             raise broken
 
-    async def _tell(self, changed: asyncio.Event) -> None:
+    async def _follow(self) -> None:
+        """One hub after the other: when the page's source is another one, the browser starts over with its snapshot."""
+        while True:
+            with self.hub.listening() as self.changed:
+                await self._tell()
+            self.hub, self.extras = self.get_hub(), self.get_extras()
+            self.reading = {request: Heard() for request in self.reading}
+            self.phases_said = self.fleet_said = self.pulse_said = ""
+
+    async def _tell(self) -> None:
+        """Until the source is another one, which is seen at the next pulse at the latest."""
         clock = asyncio.get_running_loop().time
         cursor: int | None = None
         not_before = 0.0
-        while True:
-            changed.clear()
+        while self.get_hub() is self.hub:
+            self.changed.clear()
             cursor, frame = self.hub.delta(cursor, self.reading)
             frame = self._with_answers(frame)
             if frame:
                 not_before = clock() + INTERVAL_S
                 await self.ws.send_text(frame)  # waits while the browser is slow; then more comes at once
-            await self._wait(changed)
+            await self._wait()
             if (early := not_before - clock()) > 0:
                 await asyncio.sleep(early)
 
-    async def _wait(self, changed: asyncio.Event) -> None:
+    async def _wait(self) -> None:
         """Until there is something to tell. Some things change in silence and are looked at again after a while."""
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(PHASES_S if loop.time() < self.phases_until else PULSE_S, changed.set)
-        await changed.wait()
+        alarm = loop.call_later(
+            PHASES_S if loop.time() < max(self.phases_until, self.fleet_until) else PULSE_S, self.changed.set
+        )
+        await self.changed.wait()
         alarm.cancel()
 
     def _with_answers(self, frame: str) -> str:
@@ -150,13 +170,20 @@ class _Viewer:
             answers.append(self.hub.block(self.block))
         if self.table is not None:
             answers.append(self.hub.table(self.table))
-        self.block = self.table = None
+        if self.tree:
+            answers.append(self.hub.tree())
+        self.block, self.table, self.tree = None, None, False
         parts = [_encode(answer).decode() for answer in answers if answer is not None]
         now = asyncio.get_running_loop().time()
         if now < self.phases_until:
             newest = self.extras.phases()
             if newest != self.phases_said:
                 self.phases_said = newest
+                parts.append(newest)
+        if now < self.fleet_until:
+            newest = self.extras.fleet(self.chosen)
+            if newest != self.fleet_said:
+                self.fleet_said = newest
                 parts.append(newest)
         if now >= self.pulse_due:
             self.pulse_due = now + PULSE_S
@@ -169,7 +196,7 @@ class _Viewer:
             return frame
         return f"{frame[:-1]},{told}]" if frame else f"[{told}]"
 
-    async def _listen(self, changed: asyncio.Event) -> tuple[int, str] | None:
+    async def _listen(self) -> tuple[int, str] | None:
         """Until the browser is gone (None) or says something that it may not (what to close the connection with)."""
         while True:
             try:
@@ -188,8 +215,11 @@ class _Viewer:
                 self.reading = {request: self.reading.get(request, Heard()) for request in message.watch}
             self.block = self.block if message.block is None else message.block
             self.table = self.table if message.table is None else message.table
+            self.tree = self.tree or message.tree is not None
             if message.phases is not None:
                 self.phases_until = asyncio.get_running_loop().time() + LEASE_S if message.phases else 0.0
+            if message.fleet is not None:
+                self.fleet_until, self.chosen = asyncio.get_running_loop().time() + LEASE_S, message.fleet
             if message.telemetry is not None:
                 self.extras.watch_telemetry(message.telemetry)
-            changed.set()
+            self.changed.set()

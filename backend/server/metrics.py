@@ -7,10 +7,8 @@ loop. What vLLM has no name for is under `kvscope:`.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
@@ -20,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from starlette.responses import Response
 
 from backend import events
+from backend.server.tally import Histogram, Tally
 
 if TYPE_CHECKING:
     from backend.fold import State
@@ -28,139 +27,6 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 COUNT_EVERY_S = 0.5
-REASONS = ("stop", "length", "abort", "error")
-
-# vLLM's bucket bounds, with finer ones below: a small model lives under vLLM's first bound, where all would look alike.
-_FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_TOKEN_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(20.0, 40.0, 80.0),
-)
-_REQUEST_S = (
-    *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-_LENGTHS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
-_STEP_TOKENS = (1.0, *(float(2**e) for e in range(3, 15)))
-
-
-class Histogram:
-    """Counts of values by upper bound, and their sum."""
-
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float | None, count: int = 1) -> None:
-        if value is not None:
-            self.counts[bisect_left(self.bounds, value)] += count
-            self.sum += value * count
-
-    def cumulative(self) -> list[tuple[str, int]]:
-        return list(zip([*map(str, self.bounds), "+Inf"], accumulate(self.counts), strict=True))
-
-
-class _Live:
-    """What must be kept of a request to know when it says a token, and how long after the one before."""
-
-    __slots__ = ("known", "prompt_tokens", "t_last", "t_queued")
-
-    def __init__(self, event: events.Queued):
-        self.t_queued = event.t
-        self.prompt_tokens = self.known = event.prompt_tokens
-        self.t_last: float | None = None
-
-
-class Tally:
-    """Folds events into what a scrape shows beyond the hub's state."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.flops = 0.0
-        self.read_bytes = self.write_bytes = 0
-        self.recomputed_tokens = 0
-        self.reasons = dict.fromkeys(REASONS, 0)
-        self.step_tokens = Histogram(_STEP_TOKENS)
-        self.step_s = Histogram(_TOKEN_S)
-        self.first_token_s = Histogram(_FIRST_TOKEN_S)
-        self.between_tokens_s = Histogram(_TOKEN_S)
-        self.per_token_s = Histogram(_TOKEN_S)
-        self.whole_s = Histogram(_REQUEST_S)
-        self.queue_s = Histogram(_REQUEST_S)
-        self.prefill_s = Histogram(_REQUEST_S)
-        self.decode_s = Histogram(_REQUEST_S)
-        self.inference_s = Histogram(_REQUEST_S)
-        self.prompt_lengths = Histogram(_LENGTHS)
-        self.output_lengths = Histogram(_LENGTHS)
-        self.max_tokens = Histogram(_LENGTHS)
-        self._live: dict[int, _Live] = {}
-        self._decoding: dict[int, _Live] = {}
-
-    def count(self, event: events.Event) -> None:
-        match event:
-            case events.Step():
-                self._step(event)
-            case events.Queued():
-                self._live[event.request] = _Live(event)
-                self.max_tokens.observe(event.max_tokens)
-            case events.Finished():
-                self._finished(event)
-
-    def _step(self, step: events.Step) -> None:
-        decoding = self._decoding
-        for op in step.ops:
-            if op[0] == "preempt":
-                decoding.pop(op[1], None)
-        if step.decode is None:
-            decoded = list(decoding.values())
-        else:
-            decoded = [decoding[number] for number in step.decode if number in decoding]
-        # Nearly all of them spoke in the step before: few different gaps, counted at once.
-        for t_last, count in Counter(live.t_last for live in decoded).items():
-            self.between_tokens_s.observe(step.t - t_last, count)
-        for live in decoded:
-            live.known += 1
-            live.t_last = step.t
-        for number, tokens, before in step.prefill:
-            live = self._live.get(number)
-            if live is None or before + tokens < live.known:
-                continue
-            if live.t_last is None:
-                self.first_token_s.observe(step.t - live.t_queued)
-                self.prompt_tokens += live.prompt_tokens
-            else:
-                self.between_tokens_s.observe(step.t - live.t_last)
-            live.known += 1
-            live.t_last = step.t
-            decoding[number] = live
-        if step.step_s:  # a step that only preempted computed nothing
-            self.step_tokens.observe(len(decoded) + sum(tokens for _, tokens, _ in step.prefill))
-            self.step_s.observe(step.step_s)
-        self.flops += step.flops
-        self.read_bytes += step.weight_bytes + step.kv_read_bytes
-        self.write_bytes += step.kv_write_bytes
-
-    def _finished(self, end: events.Finished) -> None:
-        self._live.pop(end.request, None)
-        self._decoding.pop(end.request, None)
-        self.reasons[end.reason] = self.reasons.get(end.reason, 0) + 1
-        self.recomputed_tokens += end.recomputed_tokens
-        self.whole_s.observe(end.e2e_s)
-        self.queue_s.observe(end.queue_s)
-        self.per_token_s.observe(end.tpot_s)
-        self.prompt_lengths.observe(end.prompt_tokens)
-        self.output_lengths.observe(end.output_tokens)
-        if end.ttft_s is None or end.queue_s is None:
-            return
-        prefill_s = end.ttft_s - end.queue_s
-        decode_s = (end.tpot_s or 0.0) * max(0, end.output_tokens - 1)
-        self.prefill_s.observe(prefill_s)
-        self.decode_s.observe(decode_s)
-        self.inference_s.observe(prefill_s + decode_s)
 
 
 class Metrics:
@@ -207,14 +73,20 @@ class Metrics:
             return []
         self._labels = {"model_name": state.model.name, "engine": "0"}
         running, totals, pool = len(state.running), state.totals, state.pool
+        waiting, longest = state.in_flight - running, state.model.max_model_len
         info = {
             "block_size": str(state.block_size),
+            "effective_attention_block_size": str(state.block_size),
             "num_gpu_blocks": str(state.num_blocks),
+            "kv_cache_max_concurrency": str(round(state.num_blocks * state.block_size / longest, 2))
+            if longest
+            else "None",
             "enable_prefix_caching": str(state.config.get("prefix_cache", True)),
             "cache_dtype": state.model.dtype,
             "kv_cache_size_tokens": str(state.num_blocks * state.block_size),
             "kv_cache_memory_bytes": str(state.num_blocks * state.block_size * state.model.kv_bytes_per_token),
             "engine": "0",
+            "kvscope_evidence": state.evidence,  # "modelled": nothing here was measured
         }
         config = GaugeMetricFamily(
             "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(info)
@@ -223,7 +95,14 @@ class Metrics:
         return [
             config,
             self._gauge("vllm:num_requests_running", "Requests in the batch.", running),
-            self._gauge("vllm:num_requests_waiting", "Requests waiting to be processed.", state.in_flight - running),
+            self._gauge("vllm:num_requests_waiting", "Requests waiting to be processed.", waiting),
+            self._by(
+                GaugeMetricFamily,
+                "vllm:num_requests_waiting_by_reason",
+                "Requests that wait for room in the batch or the pool; nothing else defers one here.",
+                "reason",
+                {"capacity": waiting, "deferred": 0},
+            ),
             self._gauge(
                 "vllm:kv_cache_usage_perc",
                 "Blocks that requests hold over all blocks, 0 to 1 (cached blocks that nobody holds do not count).",
@@ -233,6 +112,13 @@ class Metrics:
                 "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", totals.lookup_tokens
             ),
             self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", totals.cached_tokens),
+            self._by(
+                CounterMetricFamily,
+                "vllm:prompt_tokens_cached_by_source",
+                "Prompt tokens found in the prefix cache, by where they were kept; counted at admission.",
+                "source",
+                {"device": totals.cached_tokens, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0},
+            ),
             self._counter("vllm:num_preemptions", "Preemptions.", totals.preemptions),
             self._counter("vllm:generation_tokens", "Generated tokens.", totals.output_tokens),
             self._gauge(
@@ -249,15 +135,26 @@ class Metrics:
 
     def _of_tally(self) -> list[Metric]:
         tally = self._tally
-        success = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended, by reason.", labels=[*self._labels, "finished_reason"]
-        )
-        for reason, number in tally.reasons.items():
-            success.add_metric([*self._labels.values(), reason], number)
+        computed = tally.prompt_tokens - tally.cached_tokens
+        by_source = {"local_compute": computed, "local_cache_hit": tally.cached_tokens, "external_kv_transfer": 0}
         # One accelerator: "per GPU" is all there is.
         return [
-            success,
+            self._by(
+                CounterMetricFamily,
+                "vllm:request_success",
+                "Requests that ended, by reason.",
+                "finished_reason",
+                tally.reasons,
+            ),
             self._counter("vllm:prompt_tokens", "Prompt tokens processed, cached ones included.", tally.prompt_tokens),
+            self._by(
+                CounterMetricFamily,
+                "vllm:prompt_tokens_by_source",
+                "The same by where their keys and values are from.",
+                "source",
+                by_source,
+            ),
+            self._counter("vllm:prompt_tokens_cached", "Of those, found in the prefix cache.", tally.cached_tokens),
             self._counter(
                 "vllm:estimated_flops_per_gpu", "Floating point operations, computed from shapes.", tally.flops
             ),
@@ -285,7 +182,18 @@ class Metrics:
             self._histogram("vllm:request_inference_time_seconds", "First scheduled to last token.", tally.inference_s),
             self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", tally.prompt_lengths),
             self._histogram("vllm:request_generation_tokens", "Output tokens of a request.", tally.output_lengths),
+            self._histogram(
+                "vllm:request_max_num_generation_tokens",
+                "Output tokens of a request; with n > 1 each continuation counts, where vLLM counts the longest.",
+                tally.output_lengths,
+            ),
             self._histogram("vllm:request_params_max_tokens", "max_tokens of a request.", tally.max_tokens),
+            self._histogram(
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were computed, not found in the prefix cache.",
+                tally.computed_lengths,
+            ),
+            self._histogram("vllm:request_num_preemptions", "Preemptions of a request.", tally.preemptions),
             self._histogram("kvscope:step_seconds", "Duration of a step.", tally.step_s),
         ]
 
@@ -297,6 +205,13 @@ class Metrics:
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _by(self, kind: type[Metric], name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+        """A gauge or counter with one value for each of a label's."""
+        family = kind(name, text, labels=[*self._labels, label])
+        for each, value in values.items():
+            family.add_metric([*self._labels.values(), each], value)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:

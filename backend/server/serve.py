@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from backend.engine.loop import EngineLoop
     from backend.engine.modelled.build import ModelledModel
     from backend.models.loader import LoadedModel
+    from backend.server.kv_publish import KvPublisher
 
 GRACE_S = 3  # for what is still open when the server is told to end
 KEEP_ALIVE_S = 75  # long enough that no client meets a connection that is just being closed
@@ -41,6 +42,7 @@ class Wanted:
     attention: str = "auto"
     linear: str = "auto"
     fusion: str = "auto"
+    cuda_graphs: bool = True
     on: str = ""  # an accelerator of the catalogue: nothing is loaded, the engine is modelled
     modelled: dict[str, Any] = field(default_factory=dict)  # tp, efficiency, speed, seed
     switches: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class Wanted:
         torch.set_num_threads(self.threads)
         loaded = load(self.model, weights=self.weights, dtype=self.dtype, device=self.device, say=say)
         say(f"Checking {loaded.name} …")
-        return EngineLoop(build(loaded, self.switches, emit, Kernels(self.attention, self.linear, self.fusion))), loaded
+        kernels = Kernels(self.attention, self.linear, self.fusion, self.cuda_graphs)
+        return EngineLoop(build(loaded, self.switches, emit, kernels)), loaded
 
     def _boot_modelled(self, emit: Emit, say: Say) -> tuple[EngineLoop, ModelledModel]:
         from backend.engine.loop import EngineLoop
@@ -124,12 +127,18 @@ def end_with_parent(server: Server) -> None:
 
 
 def run(
-    listening: socket.socket, wanted: Wanted, *, api_key: str | None, loopback: bool, die_with_parent: bool
+    listening: socket.socket,
+    wanted: Wanted,
+    *,
+    api_key: str | None,
+    loopback: bool,
+    die_with_parent: bool,
+    kv: KvPublisher | None = None,
 ) -> NoReturn:
     """Serves until a signal comes (or stdin closes), then ends the process."""
 
     async def serve() -> None:
-        host = EngineHost(wanted.boot, names=(wanted.model,))
+        host = EngineHost(wanted.boot, names=(wanted.model,), kv=kv)
         server = Server(create_app(host, api_key=api_key, loopback=loopback))
         if die_with_parent:
             end_with_parent(server)

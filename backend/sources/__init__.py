@@ -1,7 +1,8 @@
 """Where events come from. Pages see a `Source` and cannot tell one kind from another.
 
-KVSCOPE_ENGINE_URL        an engine that runs elsewhere; without it, one is started here
-KVSCOPE_ENGINE_KEY_FILE   file with the key that it wants
+KVSCOPE_ENGINE_URL        an engine of ours that runs elsewhere; without it, one is started here
+KVSCOPE_ATTACH_URL        a foreign engine (vLLM, SGLang …) to attach to instead
+KVSCOPE_ENGINE_KEY_FILE   file with the key that either wants
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
@@ -19,6 +21,9 @@ from backend.sources.embedded import COMMAND, EmbeddedEngine, Option
 from backend.sources.follow import Follower
 from backend.sources.remote import EngineClient
 from backend.sources.status import Status
+
+if TYPE_CHECKING:
+    from backend.sources.attach.source import AttachedSource
 
 __all__ = ["Source", "SourceError", "Status", "open_source"]
 
@@ -79,11 +84,14 @@ def open_source(
     *,
     environ: Mapping[str, str] = os.environ,
     command: Sequence[str] = COMMAND,
-) -> Source:
+) -> Source | AttachedSource:
     """The source that the environment names. `options`: flags for an engine that is started here.
 
     Raises SourceError for an address or a key that cannot be used; OSError when no process can be started.
     """
+    foreign = environ.get("KVSCOPE_ATTACH_URL", "").strip()
+    if foreign:
+        return _attach(foreign, environ.get("KVSCOPE_ENGINE_KEY_FILE", ""))
     url = environ.get("KVSCOPE_ENGINE_URL", "").strip().rstrip("/")
     if url:
         if not _is_address(url):
@@ -97,6 +105,19 @@ def open_source(
         source.close()
         raise
     return source
+
+
+def _attach(url: str, key_file: str) -> AttachedSource:
+    from backend.sources.attach.address import base_url
+    from backend.sources.attach.source import AttachedSource  # late: who attaches to nothing needs none of it
+    from backend.sources.attach.target import TargetConfig, Unreachable
+
+    try:
+        base_url(url)
+    except Unreachable as error:
+        raise SourceError(f"KVSCOPE_ATTACH_URL: {error}") from None
+    _key(key_file)
+    return AttachedSource(TargetConfig(url=url, key_file=key_file))
 
 
 def _is_address(url: str) -> bool:

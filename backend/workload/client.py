@@ -38,7 +38,7 @@ def body_of(job: Job, number: int) -> bytes:
     target = job.target
     _, input_tokens, output_tokens = job.requests[number]
     words = words_for(input_tokens, target.tokens_per_word, target.overhead_tokens)
-    prompt = text(f"{job.salt} {number}", words)
+    prompt = job.prefix + text(f"{job.salt} {number}", words)
     said = {"messages": [{"role": "user", "content": prompt}]} if target.endpoint == "chat" else {"prompt": prompt}
     wanted = {"model": target.model, "max_tokens": output_tokens, "stream": True}
     return msgspec.json.encode({**said, **wanted, "stream_options": {"include_usage": True}, **job.extra})

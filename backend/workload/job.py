@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     requests: list[tuple[float, int, int]]  # arrival in s from the start, prompt tokens, answer tokens; in order
     salt: str = ""  # of the prompts' words: two jobs with one salt ask the same
+    prefix: str = ""  # all prompts begin with it; its tokens come on top of those that are asked for
     extra: dict[str, Any] = {}  # into every body: ignore_eos, temperature …
     timeout_s: float = 600.0  # of one request
     drain_s: float = 60.0  # after the last arrival; who is in flight then is cut off

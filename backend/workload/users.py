@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 import msgspec
 
 from backend.sources.background import Background
 from backend.sources.follow import reason
+from backend.sources.remote import EngineError
 from backend.workload.prompts import output_tokens, question, system_prompt
 
 MAX_USERS = 256
@@ -43,7 +44,11 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class Users:
-    """`get_url`: where the engine listens, None while it does not. Methods may be called from any thread."""
+    """`get_url`: where the engine listens, None while it does not. Methods may be called from any thread.
+
+    `send(path, body)`: asks and returns when the answer has ended, or raises EngineError. It stands in
+    for a plain POST where the engine itself tells nothing of single requests, so that who asks must tell.
+    """
 
     def __init__(
         self,
@@ -52,8 +57,10 @@ class Users:
         headers: Mapping[str, str] | None = None,
         *,
         seed: int = 0,
+        send: Callable[[str, Mapping], Awaitable[None]] | None = None,
     ):
         self._background, self._get_url, self._headers, self._seed = background, get_url, dict(headers or {}), seed
+        self._told_by = send
         self.habits = Habits()
         self._counts = Counts()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -116,19 +123,29 @@ class Users:
         counts.sent += 1
         counts.in_flight += 1
         try:
-            response = await http.post(url + path, json=body)
-        except httpx.HTTPError as error:
-            counts.failed += 1
-            counts.last_error = f"cannot reach the engine: {error or type(error).__name__}"
-            return False
+            problem = await self._ask(http, url, path, body)
         finally:
             counts.in_flight -= 1
-        if not response.is_success:
+        if problem:
             counts.failed += 1
-            counts.last_error = reason(response.status_code, response.content)
+            counts.last_error = problem
             return False
         counts.done += 1
         return True
+
+    async def _ask(self, http: httpx.AsyncClient, url: str, path: str, body: dict) -> str:
+        """ "" when it was answered, else why not."""
+        if self._told_by is not None:
+            try:
+                await self._told_by(path, body)
+            except EngineError as error:
+                return str(error)
+            return ""
+        try:
+            response = await http.post(url + path, json=body)
+        except httpx.HTTPError as error:
+            return f"cannot reach the engine: {error or type(error).__name__}"
+        return "" if response.is_success else reason(response.status_code, response.content)
 
 
 def ask(user: int, lots: random.Random, habits: Habits) -> tuple[str, dict]:

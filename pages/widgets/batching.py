@@ -10,8 +10,10 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from backend.experiments import Experiment, ExperimentError, Result, chunked, race, sweep, uploaded, waves
+from backend.experiments.client_sweep import client_sweep
+from backend.experiments.load import Server
 from backend.experiments.races import course
-from pages.widgets import batching_charts, batching_results, progress, service
+from pages.widgets import batching_charts, batching_results, capabilities, progress, service
 from pages.widgets.charts import Colours
 from pages.widgets.format import plain
 
@@ -37,18 +39,19 @@ class Choice:
     figures: Callable[[Result, Colours], list[tuple[str, go.Figure]]]
 
 
-def _sweep_form() -> tuple[str, sweep.Settings]:
+def _sweep_form(*, roof: bool = True) -> tuple[str, sweep.Settings]:
     batches = st.pills("Batch sizes", BATCHES, default=BATCHES[:6], selection_mode="multi", key="sweep_batches")
     contexts = st.pills(
         "Context (tokens)", CONTEXTS, default=(64, 256), selection_mode="multi", key="sweep_contexts",
         help="Tokens in the cache of each request when measuring begins.",
     )  # fmt: skip
     steps = st.number_input("Steps a point", 3, 1000, 12, key="sweep_steps", width=125)
-    roof = st.toggle(
+    roof = roof and st.toggle(
         "Bound", True, key="sweep_roof",
         help="The lower bound needs the device's ceilings, which are measured first if nobody has yet: some seconds.",
     )  # fmt: skip
-    return "sweep", sweep.Settings(tuple(batches), tuple(contexts), int(steps), measure_roof=roof)
+    kept_as = f"sweep of {service.get().where}" if service.get().attached else "sweep"
+    return kept_as, sweep.Settings(tuple(batches), tuple(contexts), int(steps), measure_roof=roof)
 
 
 def _waves_form() -> tuple[str, waves.Settings]:
@@ -128,13 +131,28 @@ CHOICES = {
 }
 
 
+ATTACHED = {
+    "Batch sweep": Choice(
+        "What does a batch cost, and what does it give? Requests that stream together, timed where they arrive.",
+        lambda: _sweep_form(roof=False),
+        lambda client, settings: client_sweep(Server(client.url, client.headers), settings),
+        batching_charts.sweep,
+    )
+}
+
+
 def show() -> None:
+    attached = service.get().attached
+    choices = ATTACHED if attached else CHOICES
     name = st.segmented_control(
-        "Experiment", list(CHOICES), default="Batch sweep", required=True, key="experiment", bind="query-params",
+        "Experiment", list(choices), default="Batch sweep", required=True, key="experiment", bind="query-params",
         label_visibility="collapsed",
     )  # fmt: skip
-    choice = CHOICES[name]
-    st.caption(f"{choice.question} Needs an idle engine; its switches are put back after the run.")
+    choice = choices[name if name in choices else next(iter(choices))]
+    if attached:
+        _not_ours(choice)
+    else:
+        st.caption(f"{choice.question} Needs an idle engine; its switches are put back after the run.")
     kept_as, settings, problem = "", None, ""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="settings"):
         try:
@@ -148,6 +166,17 @@ def show() -> None:
     _progress()
     if kept_as and (job := service.get().lab.last(kept_as)):
         batching_results.show(choice.figures, kept_as, job)
+
+
+def _not_ours(choice: Choice) -> None:
+    """What an attached server can be asked, and what not."""
+    where = service.get().where
+    st.caption(plain(f"{choice.question} This sends real load to {where}; what others ask there meanwhile counts too."))
+    why = capabilities.missing("switches")
+    rest = ", ".join(name for name in CHOICES if name not in ATTACHED)
+    reason = capabilities.reason(why) if why else "They cannot be changed from outside."
+    st.caption(f":material/info: {plain(rest)}: not here, they compare switches of an engine. {reason}")
+    capabilities.explain("batching")
 
 
 def _run_buttons(choice: Choice, kept_as: str, settings: Any, wrong: bool) -> None:

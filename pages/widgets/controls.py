@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from backend.sources.remote import EngineError
-from pages.widgets import live, service
+from pages.widgets import capabilities, live, service
 from pages.widgets.format import plain
 
 USERS = (0, 1, 8, 32, 64)
@@ -91,7 +91,11 @@ def workload(*, switches: bool = False) -> None:
             on_click=lambda: attempt(found.stop_all, "Stop all"),
         )
         st.session_state[live.NEW_PAGE] = False
-        if switches:
+        if found.attached:
+            why = capabilities.missing("switches") if switches else None
+            no_switches = f" No switches: {capabilities.reason(why)}" if why else ""
+            st.caption(f":material/warning: Users and prompts send real load to {plain(found.where)}.{no_switches}")
+        elif switches:
             _switches()
         if counts.users and counts.failed:
             why = plain(counts.last_error)

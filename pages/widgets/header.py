@@ -10,7 +10,7 @@ import streamlit as st
 from backend.fold import State
 from backend.sources import SourceError
 from backend.sources.status import Status
-from pages.widgets import live, service
+from pages.widgets import capabilities, live, service
 from pages.widgets.format import plain, size
 
 SOURCES = {
@@ -33,22 +33,23 @@ class Facts(NamedTuple):
     source: str
     evidence: str
     in_flight: int
+    attached: str  # what it is, of an engine that is not ours; "": it is
 
 
 def facts(state: State, units: str) -> Facts | None:
     """None while nothing was heard of an engine."""
     if not state.epoch:
         return None
-    model, device = state.model, state.device
+    model, device, capable = state.model, state.device, state.capabilities
     weights = "random weights" if model.weights == "random" else "weights as published"
-    about = [
-        f"{model.parameters / 1e6:,.1f} M parameters",
-        size(model.weight_bytes, units),
-        weights,
-        f"{model.layers} layers",
-        f"{model.heads} query heads, {model.kv_heads} KV heads of {model.head_dim}",
-        f"{size(model.kv_bytes_per_token, units)} of KV cache a token",
-        f"context of {model.max_model_len:,} tokens",
+    about = [  # of an attached server's model little is told
+        model.parameters and f"{model.parameters / 1e6:,.1f} M parameters",
+        model.weight_bytes and size(model.weight_bytes, units),
+        model.weight_bytes and weights,
+        model.layers and f"{model.layers} layers",
+        model.heads and f"{model.heads} query heads, {model.kv_heads} KV heads of {model.head_dim}",
+        model.kv_bytes_per_token and f"{size(model.kv_bytes_per_token, units)} of KV cache a token",
+        model.max_model_len and f"context of {model.max_model_len:,} tokens",
     ]
     machine = [
         f"{device.threads} threads" if device.threads else "",
@@ -56,20 +57,25 @@ def facts(state: State, units: str) -> Facts | None:
     ]
     return Facts(
         model=model.name.rstrip("/").rpartition("/")[2] or model.name,
-        model_help=". ".join([model.name, *about]),
+        model_help=". ".join(filter(None, [model.name, *about])),
         dtype=model.dtype,
         dtype_help=". ".join(model.notes) or "as the model was published",
-        device=" ".join(filter(None, [device.kind.upper(), device.name if device.kind != "cpu" else ""])),
+        device=""
+        if device.kind == "unknown"
+        else " ".join(filter(None, [device.kind.upper(), device.name if device.kind != "cpu" else ""])),
         device_help=", ".join(filter(None, [device.name, *machine])) or device.kind,
         source=state.source or "engine",
         evidence=state.evidence or "measured",
-        in_flight=state.in_flight,
+        in_flight=service.at_work(state),
+        attached=" ".join(filter(None, [capabilities.title(capable.kind), capable.version])),
     )
 
 
 def condition(status: Status, in_flight: int) -> tuple[str, str, str]:
     """(words, colour, icon) of the engine's state."""
     if status.phase == "ready":
+        if status.message:  # of an attached server: its numbers are old
+            return "no fresh numbers", "orange", ":material/hourglass_bottom:"
         if in_flight:
             return "busy", "blue", ":material/bolt:"
         return "ready", "green", ":material/check_circle:"
@@ -109,16 +115,34 @@ def _badges(found: service.Service, status: Status, units: str) -> None:
     with st.container(horizontal=True, gap="xsmall", vertical_alignment="center", key="strip"):
         if known:
             st.badge(plain(known.model), icon=":material/neurology:", color="gray", help=plain(known.model_help))
-            st.badge(plain(known.dtype), color="gray", help=plain(known.dtype_help))
-            st.badge(plain(known.device), icon=":material/memory:", color="gray", help=plain(known.device_help))
-            st.badge(
-                plain(known.source), icon=":material/sensors:", color="gray", help=SOURCES.get(known.source, "engine")
-            )
-            _evidence(known.evidence)
+            if known.dtype:
+                st.badge(plain(known.dtype), color="gray", help=plain(known.dtype_help))
+            if known.device:
+                st.badge(plain(known.device), icon=":material/memory:", color="gray", help=plain(known.device_help))
+            if found.attached:
+                _attached(known.attached, found.where)
+            else:
+                st.badge(
+                    plain(known.source),
+                    icon=":material/sensors:",
+                    color="gray",
+                    help=SOURCES.get(known.source, "engine"),
+                )
+                _evidence(known.evidence)
         # Last, as its width changes: nothing beside it may jump.
         st.badge(words, icon=icon, color=colour, help=_why(status))
         if not known and status.phase == "starting":
             st.markdown(plain(status.lines[-1] if status.lines else status.message), width="content")
+
+
+def _attached(what: str, where: str) -> None:
+    st.badge(
+        plain(f"ATTACHED: {what} at {where}"),
+        icon=":material/cable:",
+        color="blue",
+        help="A server that is not ours. Numbers are those that it exports, read again and again, and what our own "
+        "requests see at their client. “What it tells” says what can be known of it, and how well.",
+    )
 
 
 def _evidence(evidence: str) -> None:
@@ -154,7 +178,7 @@ def _trouble(status: Status) -> None:
     source = service.get().source
     titles = {
         "refused": "The engine refuses to serve",
-        "dead": "The engine is not running",
+        "dead": "The server does not answer" if source.kind == service.ATTACHED else "The engine is not running",
         "stopped": "The engine is stopped",
     }
     where = (

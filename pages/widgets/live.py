@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import streamlit as st
 
 from backend.server.live import MAX_WATCHED, PATH
@@ -19,12 +20,15 @@ from pages.widgets.bundle import bundle
 from pages.widgets.theme import ASSETS, tokens
 
 NEW_PAGE = "page_is_new"  # in the session: widgets of the page before have lost what they showed
+MAX_CHOSEN = 600  # characters that a browser may say it chose
 FALLBACK_S = 0.25  # between two frames where no WebSocket can be
-_PAGE, _NO_SOCKET, _CURSOR, _SNAPSHOT = (
+_PAGE, _NO_SOCKET, _CURSOR, _SNAPSHOT, _TURNS, _TREE = (
     "live_page_path",
     "live_no_socket",
     "live_cursor",
     "live_snapshot",
+    "live_turns",
+    "live_tree",
 )  # in the session
 
 
@@ -61,17 +65,23 @@ def by_rerun() -> bool:
     return not service.routes_mounted or not st.context.url or st.session_state.get(_NO_SOCKET, False)
 
 
-def view(name: str, **options: Any) -> None:
-    """Mounts a picture. With the same options its data stay the same, and a rerun does not touch it."""
+def view(name: str, **options: Any) -> str:
+    """Mounts a picture. With the same options its data stay the same, and a rerun does not touch it.
+
+    Returns what a person chose in it, "" for most pictures and at first.
+    """
     url = "" if by_rerun() else address(st.context.url, st.session_state.get(_PAGE, ""))
     key = f"live-{name}"
-    _component()(
+    mounted = _component()(
         key=key,
         data={"view": name, "url": url, "options": options},
-        default={"transport": ""},
+        default={"transport": "", "chosen": ""},
         on_transport_change=lambda: _no_socket(key),
         on_pulse_change=lambda: None,
+        on_chosen_change=lambda: None,
     )
+    chosen = mounted.get("chosen")
+    return chosen[:MAX_CHOSEN] if isinstance(chosen, str) else ""
 
 
 def feed() -> None:
@@ -79,6 +89,9 @@ def feed() -> None:
     asked = (st.session_state.get("live-feed") or {}).get("ask") or {}
     fresh = asked.get("snapshot") != st.session_state.get(_SNAPSHOT)  # the browser lost the thread
     st.session_state[_SNAPSHOT] = asked.get("snapshot")
+    turns = service.get().turns
+    fresh |= turns != st.session_state.get(_TURNS)  # the pages turned to another source
+    st.session_state[_TURNS] = turns
     cursor, frame = service.get().hub.frame(
         None if fresh else st.session_state.get(_CURSOR),
         watch=_numbers(asked.get("watch")),
@@ -86,8 +99,13 @@ def feed() -> None:
         table=_number(asked.get("table")),
     )
     st.session_state[_CURSOR] = cursor
+    if asked.get("tree") != st.session_state.get(_TREE):  # a number for each time that it was asked
+        st.session_state[_TREE] = asked.get("tree")
+        frame = frame[:-1] + b"," + msgspec.json.encode(service.get().hub.tree()) + b"]"
     if asked.get("phases"):
         frame = frame[:-1] + b"," + service.get().phases.message().encode() + b"]"
+    if isinstance(asked.get("fleet"), str) and (told := service.get().fleet_message(asked["fleet"][:MAX_CHOSEN])):
+        frame = frame[:-1] + b"," + told.encode() + b"]"
     if isinstance(asked.get("telemetry"), list):
         service.get().telemetry.renew([str(panel)[:20] for panel in asked["telemetry"][:8]])
     _component()(key="live-feed", data=frame, default={"ask": {}}, on_ask_change=lambda: None)

@@ -10,7 +10,7 @@ from backend.experiments.job import Job
 from backend.experiments.latency import METRICS, Slo, goodput
 from backend.experiments.load_run import NAME, knee_of
 from backend.workload.arrivals import LoadError
-from pages.widgets import load_charts, load_form, load_little, progress, service
+from pages.widgets import load_charts, load_compare, load_form, load_little, progress, service
 from pages.widgets.format import duration, figures, plain, seconds
 from pages.widgets.theme import tokens
 
@@ -35,12 +35,14 @@ def show() -> None:
     else:
         count, lasts_s = sum(count for _, count in plan), sum(count / rate for rate, count in plan)
         what = f"{count:,} real requests to {server.url} over {duration(lasts_s, 1)}"
-        st.caption(plain(f"Sends {what}; ends early when it is too much."))
+        foreign = ":material/warning: Real load for a server that is not ours. " if service.get().attached else ""
+        st.caption(foreign + plain(f"Sends {what}; ends early when it is too much."))
     _progress()
     job = service.get().lab.last(NAME)
     if job is not None:
         _outcome(job)
     _pictures(job, slo, imported)
+    load_compare.show(server, None if problem else settings)
 
 
 def _buttons(server: load.Server | None, settings: load.Settings | None, problem: str) -> None:

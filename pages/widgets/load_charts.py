@@ -20,6 +20,25 @@ SYMBOLS = ("x", "triangle-up", "star", "cross", "pentagon")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
+def compared(table: pd.DataFrame, metric: str, colours: Colours) -> go.Figure:
+    """p50 and p95 of two servers against achieved rate, `source` naming the server."""
+    figure = _figure(colours)
+    for place, (source, rows) in enumerate(table.groupby("source", sort=False)):
+        colour = colours[("decode", "prefill")[place % 2]]
+        for share, dash in ((50, "solid"), (95, "dot")):
+            figure.add_trace(
+                go.Scatter(
+                    x=rows["achieved_rate_per_s"], y=_ms(rows[f"{metric}_p{share}_s"]), name=f"{source}, p{share}",
+                    mode="lines+markers", line={"color": colour, "dash": dash},
+                    marker={"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
+                    hovertemplate=f"p{share} %{{y:,.1f}} ms at %{{x:.2f}} req/s",
+                )
+            )  # fmt: skip
+    figure.update_xaxes(title="answers/s", rangemode="tozero")
+    figure.update_yaxes(title=f"{metric.upper()} (ms)", rangemode="tozero")
+    return figure
+
+
 def latency(table: pd.DataFrame, metric: str, knee: int | None, slo_s: float | None, colours: Colours) -> go.Figure:
     """p50, p95, p99 against achieved rate; our sweep as lines, imported runs as marks."""
     figure = _figure(colours)

@@ -13,7 +13,7 @@ from backend.workload.lengths import Lengths
 from backend.workload.target import address
 from pages.widgets import service
 
-HERE, ELSEWHERE = "This engine", "Another server"
+HERE, ELSEWHERE = "This engine", "Another server"  # this: the one that the pages show, attached or our own
 TRACE = "trace file"
 ARRIVALS = {
     Arrivals.poisson: "Independent arrivals: gaps are exponential.",

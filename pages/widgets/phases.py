@@ -119,7 +119,10 @@ def _overlay(dtype: str) -> dict[str, Any] | None:
 def _run_it(shape: shape_run.Shape, config: dict[str, Any], num_blocks: int, block_size: int) -> None:
     found = service.get()
     ready = found.status.phase == "ready"
-    why = shape_run.obstacle(shape, config, num_blocks, block_size) if block_size else "no engine was heard yet"
+    if found.attached:
+        why = "A shape needs token ids of the model's own, and an engine that takes them: only one of our own is asked."
+    else:
+        why = shape_run.obstacle(shape, config, num_blocks, block_size) if block_size else "no engine was heard yet"
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.button(
             "Run it",
@@ -170,8 +173,10 @@ def _measure() -> None:
         "Measure the roofs",
         key="measure_roofs",
         icon=":material/straighten:",
-        disabled=found.status.phase != "ready",
-        help="Copies, reads weights and multiplies for some seconds on this device, in the engine's process and with "
+        disabled=found.status.phase != "ready" or found.attached,
+        help="Roofs are measured in the process that computes, and this one is not ours: overlay its data sheet."
+        if found.attached
+        else "Copies, reads weights and multiplies for some seconds on this device, in the engine's process and with "
         "its number of threads. Needs an idle engine; no step runs meanwhile.",
         on_click=_begin_measuring,
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from backend.fold import Request, State, label, pool_split
+from backend.hub import Hub
 from pages.widgets import service
 
 STEPS_SHOWN = 500
+UNSEEN = {"cached tokens", "blocks", "preemptions", "recomputed tokens", "queued (ms)"}  # at an attached engine
 
 
 def requests(state: State) -> pd.DataFrame:
@@ -33,6 +36,9 @@ def requests(state: State) -> pd.DataFrame:
         "TPOT (ms)": lambda r: _ms(r.tpot_s),
         "E2E (ms)": lambda r: _ms(r.e2e_s),
     }
+    if state.scrape:  # what the client of our own requests cannot see of an attached engine is no 0
+        columns = {name: read for name, read in columns.items() if name not in UNSEEN}
+        columns["prompt tokens"] = lambda r: r.prompt_tokens or None
     return _frame([*live, *finished], columns)
 
 
@@ -55,6 +61,8 @@ def steps(state: State) -> pd.DataFrame:
 def blocks(state: State) -> pd.DataFrame:
     """One row a block of the pool."""
     pool = state.blocks
+    if state.scrape:
+        return _cells(state)
     kinds = [
         "shared" if len(owners) > 1 else "used" if owners else "cached" if sealed else "free"
         for owners, sealed in zip(pool.owners, pool.sealed, strict=True)
@@ -73,6 +81,18 @@ def blocks(state: State) -> pd.DataFrame:
     )
 
 
+def _cells(state: State) -> pd.DataFrame:
+    """Of an attached engine: the cells that hold a cached block. Their places are ours."""
+    cells = [cell for cell, sealed in enumerate(state.blocks.sealed) if sealed]
+    return pd.DataFrame(
+        {
+            "cell": cells,
+            "state": ["cached, in use or not"] * len(cells),
+            "changed in report": [state.blocks.changed[cell] for cell in cells],
+        }
+    )
+
+
 def split(state: State) -> pd.DataFrame:
     """The pool by kind, in blocks and bytes."""
     parts = pool_split(state)
@@ -83,6 +103,8 @@ def split(state: State) -> pd.DataFrame:
         "free": "free",
         "saved": "saved by sharing",
     }
+    if state.scrape:  # of an attached engine's used blocks, neither what fills them nor who holds them is known
+        names = {"filled": "used", "cached": "cached, not used", "free": "the rest"}
     return pd.DataFrame(
         {
             "part": list(names.values()),
@@ -98,14 +120,30 @@ def split(state: State) -> pd.DataFrame:
 def usage(state: State) -> pd.DataFrame:
     """Blocks used against tokens held, newest step first."""
     rows = state.series[: -STEPS_SHOWN - 1 : -1]
+    known = {
+        "time (s)": [round(row[0], 3) for row in rows],
+        "used blocks": [row[4] for row in rows],
+        "slots in used blocks": [row[4] * state.block_size for row in rows],
+    }
+    told = {
+        "filled slots": [row[6] for row in rows],
+        "tokens held by requests": [row[7] for row in rows],
+    }
+    return pd.DataFrame(known | ({} if state.scrape else told) | {"cached blocks": [row[5] for row in rows]})
+
+
+def scraped(state: State) -> pd.DataFrame:
+    """Every value of an attached engine's last scrape, under our names; absent ones with the reason."""
+    values = state.scrape.values.items() if state.scrape else ()
     return pd.DataFrame(
         {
-            "time (s)": [round(row[0], 3) for row in rows],
-            "used blocks": [row[4] for row in rows],
-            "slots in used blocks": [row[4] * state.block_size for row in rows],
-            "filled slots": [row[6] for row in rows],
-            "tokens held by requests": [row[7] for row in rows],
-            "cached blocks": [row[5] for row in rows],
+            "value": [name for name, _ in values],
+            "now": [value.value for _, value in values],
+            "at least": [value.low for _, value in values],
+            "at most": [value.high for _, value in values],
+            "quality": [value.quality for _, value in values],
+            "read from": [value.name for _, value in values],
+            "note": [value.note for _, value in values],
         }
     )
 
@@ -124,14 +162,40 @@ def block_table(state: State, number: int) -> pd.DataFrame:
     )
 
 
+def prefix_tree(tree: dict[str, Any]) -> pd.DataFrame:
+    """One row a cached block, as `backend.prefix_tree.picture` tells them: parents first."""
+    nodes = tree.get("nodes", [])
+    depths: list[int] = []
+    for parent, *_ in nodes:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    columns = {
+        "block": 1,
+        "hash": 2,
+        "holders now": 4,
+        "copies": 5,
+        "blocks from here on": 6,
+        "ways on": 7,
+        "first token": 8,
+        "text": 10,
+    }
+    frame = pd.DataFrame({name: [node[place] for node in nodes] for name, place in columns.items()})
+    frame.insert(1, "depth", depths)
+    frame.insert(3, "parent's hash", [nodes[node[0]][2] if node[0] >= 0 else "" for node in nodes])
+    return frame
+
+
 @st.fragment
-def table(name: str, read: Callable[[State], pd.DataFrame], *, alt: str) -> None:
-    """An expander with `read(state)` as it is now. It moves when it is opened or asked to, never by itself."""
+def table(name: str, read: Callable[[Any], pd.DataFrame], *, alt: str, of: Callable[[Hub], Any] | None = None) -> None:
+    """An expander with `read(state)` as it is now. It moves when it is opened or asked to, never by itself.
+
+    `of`: what else to read than the state.
+    """
     box = st.expander("Table", key=f"table-{name}", icon=":material/table:", type="compact", on_change="rerun")
     if not box.open:
         return
     with box:
-        frame = service.get().hub.read(read)
+        hub = service.get().hub
+        frame = read(of(hub)) if of else hub.read(read)
         st.dataframe(frame, hide_index=True, height=260, key=f"frame-{name}", alt=alt)
         st.button("Refresh", key=f"refresh-{name}", icon=":material/refresh:", type="tertiary")
 

@@ -1,6 +1,8 @@
 """Makes the pictures of docs/ from the real thing: the bundled model, 32 users, every page, light and dark.
 
-python -m tests.browser.screenshots [folder [width height]]
+python -m tests.browser.screenshots [folder [width height [address]]]
+
+With the address of a server that runs already, it attaches to it and takes the same pages as attached-….png.
 """
 
 from __future__ import annotations
@@ -67,6 +69,49 @@ def main(folder: Path, width: int = 1280, height: int = 800) -> None:
         browser.close()
 
 
+def attached(folder: Path, width: int, height: int, address: str) -> None:
+    """Pages of a dashboard that is attached to the server at `address`, and a fleet of it and one that is not there."""
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        dashboard(port, Path(logs) / "ui.log", KVSCOPE_ATTACH_URL=address),
+        sync_playwright() as playwright,
+    ):
+        path = next(filter(None, map(shutil.which, NAMES)), None)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        for theme in ("light", "dark"):
+            size = {"width": width, "height": height}
+            page = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=2).new_page()
+            page.goto(f"http://127.0.0.1:{port}")
+            expect(page.get_by_text(re.compile("ATTACHED")).first).to_be_visible(timeout=PATIENCE_S * 1000)
+            users(page, "8")
+            until(lambda page=page: count(picture(page, "Requests over time"), "live") > 4, "users", PATIENCE_S)
+            page.wait_for_timeout(10_000)  # some seconds of what moves
+            for link in ("Cockpit", "KV blocks", "Phases", "Batching", "Load", "Hardware"):
+                page.get_by_role("link", name=link).click()
+                page.wait_for_timeout(5000)
+                _shoot(page, folder / f"attached-{link.lower().replace('kv ', '')}-{theme}.png")
+            page.get_by_role("link", name="Fleet").click()
+            expect(page.get_by_text("Servers", exact=True)).to_be_visible(timeout=PATIENCE_S * 1000)
+            if theme == "light":
+                lines = f"{address} name=first\nhttp://127.0.0.1:9 name=gone"
+                page.get_by_role("textbox", name="Servers, one a line").fill(lines)
+                page.get_by_role("button", name="Watch", exact=True).click()
+            page.get_by_role("button", name=re.compile("^first: live")).click(timeout=PATIENCE_S * 1000)
+            page.wait_for_timeout(3000)
+            _shoot(page, folder / f"fleet-{theme}.png")
+            page.get_by_role("link", name="Cockpit").click()
+            users(page, "0")
+        browser.close()
+
+
+def _shoot(page: Page, path: Path) -> None:
+    page.mouse.move(2, 400)
+    page.screenshot(path=path, scale="css")
+    print(path)
+
+
 def _take(page: Page, path: Path) -> None:
     page.mouse.move(2, 400)
     until(
@@ -74,9 +119,12 @@ def _take(page: Page, path: Path) -> None:
         "numbers",
         PATIENCE_S,
     )
-    page.screenshot(path=path, scale="css")
-    print(path)
+    _shoot(page, path)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs", *map(int, sys.argv[2:4]))
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
+    if len(sys.argv) > 4:
+        attached(folder, *map(int, sys.argv[2:4]), sys.argv[4])
+    else:
+        main(folder, *map(int, sys.argv[2:4]))

@@ -76,6 +76,28 @@ def test_shared_blocks_appear_and_break(stub, open_page):
     until(lambda: count(pool, "used") == 0, "an empty pool")
 
 
+def test_the_prefix_tree_shows_what_is_shared_and_by_whom(stub, open_page):
+    page = open_page(f"{stub}/blocks")
+    quiet(page)
+    users(page, "8")
+    tree = picture(page, "Prefix tree")
+    tree.scroll_into_view_if_needed()
+    until(lambda: "more than one way on" in (tree.get_attribute("aria-label") or ""), "a fork in the tree")
+    tree.focus()
+    tree.press("Home")
+    tip = page.locator(".tip:not([hidden])")
+    expect(tip).to_contain_text(re.compile(r"Block \d+: tokens 0 to 15"))
+    expect(tip.locator("q")).to_contain_text("assistant")
+    tree.press("ArrowRight")
+    expect(tip).to_contain_text("tokens 16 to 31")
+    until(lambda: "held by" in tip.inner_text() and "nobody" not in tip.inner_text(), "somebody holds it")
+    tree.press("Enter")
+    expect(page.get_by_role("option", selected=True)).to_have_count(1)
+    tree.press("Escape")
+    expect(tip).to_have_count(0)
+    quiet(page)
+
+
 def _share(page) -> float:
     text = number(page, "hits").inner_text()
     return float(text.split()[0]) / 100 if text[0].isdigit() else 0.0

@@ -25,7 +25,8 @@ def test_an_address_that_is_none_is_explained(no_service):
 
 
 @pytest.mark.parametrize(
-    "path, pictures", [("cockpit.py", 5), ("blocks.py", 5), ("phases.py", 5), ("hardware.py", 5), ("batching.py", 1)]
+    "path, pictures",
+    [("cockpit.py", 5), ("blocks.py", 5), ("phases.py", 5), ("hardware.py", 5), ("batching.py", 1), ("fleet.py", 1)],
 )
 def test_pages_are_drawn_while_no_engine_answers(no_service, path, pictures):
     no_service.setenv("KVSCOPE_ENGINE_URL", "http://127.0.0.1:9")  # nobody listens on the discard port

@@ -1,6 +1,8 @@
 """The tables under the pictures say what the folded state says."""
 
-from backend import fold
+import pandas as pd
+
+from backend import events, fold
 from pages.widgets import tables
 from tests.scripted_engine import ScriptedEngine
 
@@ -57,3 +59,28 @@ def test_an_empty_state_gives_empty_tables():
     for read in (tables.requests, tables.steps, tables.blocks, tables.usage):
         assert len(read(state)) == 0
     assert tables.split(state)["blocks"].sum() == 0
+
+
+def test_of_an_attached_engine_the_tables_say_no_more_than_it_tells():
+    state = fold.State()
+    model, device = events.ModelInfo(name="m"), events.DeviceInfo(kind="unknown")
+    fold.apply(state, events.Hello(seq=1, epoch="e", model=model, device=device, block_size=16, num_blocks=8))
+    fold.apply(state, events.Queued(seq=2, t=1.0, request=1, id="a", user="you", prompt_tokens=0, max_tokens=9))
+    fold.apply(state, events.Resident(seq=3, t=1.1, stored=[0, 1]))
+    values = {
+        "running": events.Value(value=2.0, name="vllm:num_requests_running"),
+        "used_blocks": events.Value(value=3.0, quality="derived"),
+        "hit_rate": events.Value(quality="absent", note="no such counter"),
+    }
+    fold.apply(state, events.Scrape(seq=4, t=2.0, values=values, window_s=1.0))
+
+    requests = tables.requests(state)
+    assert not tables.UNSEEN & set(requests.columns) and pd.isna(requests["prompt tokens"][0])
+    assert list(tables.blocks(state)["cell"]) == [0, 1]
+    assert not {"wasted", "saved by sharing"} & set(tables.split(state)["part"])
+    assert tables.split(state)["blocks"].sum() == 8
+    assert "filled slots" not in tables.usage(state) and tables.usage(state)["used blocks"][0] == 3
+    told = tables.scraped(state).set_index("value")
+    assert told.loc["running", "read from"] == "vllm:num_requests_running"
+    assert pd.isna(told.loc["hit_rate", "now"]) and told.loc["hit_rate", "note"] == "no such counter"
+    assert tables.scraped(fold.State()).empty

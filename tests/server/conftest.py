@@ -11,6 +11,7 @@ import pytest
 
 from backend.server.app import create_app
 from backend.server.host import EngineHost
+from backend.server.kv_publish import KvPublisher
 from backend.server.listen import bind
 from backend.server.serve import Server
 from tests.server.scripted import Bird
@@ -29,8 +30,8 @@ def eventually(condition: Callable[[], object], what: str = "", deadline_s: floa
 class Served:
     """A server on a free port, in a thread of its own."""
 
-    def __init__(self, bird: Bird, **options: object):
-        self.bird = bird
+    def __init__(self, bird: Bird, kv: KvPublisher | None = None, **options: object):
+        self.bird, self.kv = bird, kv
         self.host: EngineHost | None = None
         self._options = options
         self._socket = bind("127.0.0.1", 0)
@@ -40,7 +41,7 @@ class Served:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
-        self.host = EngineHost(self.bird.boot, names=("also-parrot",), sensors=False)
+        self.host = EngineHost(self.bird.boot, names=("also-parrot",), sensors=False, kv=self.kv)
         self.server = Server(create_app(self.host, **self._options))
         self._started.set()
         await self.server.serve([self._socket])

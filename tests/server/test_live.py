@@ -44,7 +44,7 @@ class Site:
 @contextmanager
 def serving(prefix: str = "", **options) -> Iterator[Site]:
     hub = Hub()
-    app = Starlette(routes=live.routes(lambda: hub, prefix, token=TOKEN, **options))
+    app = Starlette(routes=live.routes(options.pop("get_hub", lambda: hub), prefix, token=TOKEN, **options))
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -174,6 +174,8 @@ def test_reading_along_blocks_and_tables():
         assert question(client, "table", table=job.number)["blocks"][0][0] == job.table[0]
         block = question(client, "block", block=job.table[0])
         assert job.number in block["owners"] and block["text"]
+        tree = question(client, "tree", tree=1)
+        assert any(job.number in holders for _, _, _, holders, *_ in tree["nodes"])
 
 
 def test_what_does_not_exist_is_not_answered_and_does_no_harm():
@@ -298,3 +300,49 @@ def test_who_looks_at_sensors_is_passed_on():
         with pytest.raises(ConnectionClosed):
             while True:
                 client.recv(timeout=DEADLINE_S)
+
+
+def test_viewers_start_over_when_the_page_turns_to_another_source():
+    own, other = Hub(), Hub()
+    hubs = [own]
+    with serving(get_hub=lambda: hubs[0]) as site, connect(site.url) as first, connect(site.url) as second:
+        engine = ScriptedEngine(own.publish, blocks=60, running=6, prompt=(5, 40), output=(5, 30), seed=5)
+        engine.hello()
+        viewers = [(first, Viewer()), (second, Viewer())]
+        for client, viewer in viewers:
+            read_until(client, viewer, lambda v: v.state.epoch == "scripted")
+        model, device = events.ModelInfo(name="another"), events.DeviceInfo()
+        other.publish(events.Hello(seq=1, epoch="elsewhere", model=model, device=device, num_blocks=7, block_size=32))
+        hubs[0] = other
+        for client, viewer in viewers:
+            read_until(client, viewer, lambda v: v.state.epoch == "elsewhere")
+            assert viewer.state.num_blocks == 7 and not viewer.state.requests
+        other.publish(events.Fault(seq=2, message="heard of the other one"))
+        for client, viewer in viewers:
+            read_until(client, viewer, lambda v: v.state.fault == "heard of the other one")
+        hubs[0] = own  # back again: the same connection, and nothing of the other one is left
+        for client, viewer in viewers:
+            read_until(client, viewer, lambda v: v.state.epoch == "scripted")
+            assert viewer.state.num_blocks == 60 and not viewer.state.fault
+
+
+def test_a_fleet_comes_only_to_those_who_ask_with_the_replica_that_they_chose():
+    asked = []
+
+    def fleet(chosen: str) -> str:
+        asked.append(chosen)
+        return json.dumps({"type": "fleet", "chosen": chosen})
+
+    extras = live.Extras(fleet=fleet)
+    with serving(get_extras=lambda: extras) as site, connect(site.url) as silent, connect(site.url) as asking:
+        site.steps(3)
+        read_until(silent, Viewer(), lambda v: v.state.step == 3)
+        assert not asked
+        assert question(asking, "fleet", fleet="")["chosen"] == ""
+        assert question(asking, "fleet", fleet="http://a:1")["chosen"] == "http://a:1"
+        site.steps(3)
+        assert not [m for m in read_until(silent, Viewer(), lambda v: v.state.step == 6) if m["type"] == "fleet"]
+        asking.send(json.dumps({"fleet": "x" * 601}))
+        with pytest.raises(ConnectionClosed):
+            while True:
+                asking.recv(timeout=DEADLINE_S)

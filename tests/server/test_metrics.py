@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend import events
-from backend.server.metrics import Histogram, Tally
+from backend.server.tally import Histogram, Tally
 from tests.server.conftest import eventually, serving
 from tests.server.scripted import Bird
 
+DASHBOARD = Path(__file__).with_name("vllm_dashboard.txt")
 LABELS = {"model_name": "parrot", "engine": "0"}
 
 
@@ -74,6 +78,36 @@ def test_counters_agree_with_what_was_asked(measured):
     assert value(after, "vllm:iteration_tokens_total_count") == state["counters"]["steps"]
     for name in ("flops", "read_bytes", "write_bytes"):
         assert value(after, f"vllm:estimated_{name}_per_gpu_total") > 0
+
+
+def test_prompt_tokens_are_told_by_where_their_keys_and_values_are_from(measured):
+    _, after, _ = measured
+    by_source = {
+        source: value(after, "vllm:prompt_tokens_by_source_total", source=source)
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+    }
+    assert by_source == {"local_compute": 49 - 12, "local_cache_hit": 12, "external_kv_transfer": 0}
+    assert value(after, "vllm:prompt_tokens_cached_total") == 12
+    assert value(after, "vllm:prompt_tokens_cached_by_source_total", source="device") == 12
+    assert value(after, "vllm:request_prefill_kv_computed_tokens_sum") == 49 - 12
+    assert value(after, "vllm:request_num_preemptions_count") == 6
+    assert value(after, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+
+
+def test_every_query_of_vllms_dashboard_has_an_answer(measured):
+    _, after, _ = measured
+    queries = [line for line in DASHBOARD.read_text().splitlines() if line and not line.startswith("#")]
+    names: set[str] = set()
+    for query in queries:
+        asked = set(re.findall(r"vllm:\w+", query))
+        grouped = {label for group in re.findall(r"by\(([\w, ]+)\)", query) for label in group.split(", ")}
+        for name in asked:
+            found = [dict(labels) for sample, labels in after if sample == name]
+            assert found, f"{name} is not on /metrics: {query}"
+            assert all({"model_name", *grouped} <= set(labels) for labels in found), query
+            assert {labels["model_name"] for labels in found} == {"parrot"}
+        names |= asked
+    assert len(queries) == 19 and len(names) == 21
 
 
 def test_histograms_hold_every_request(measured):

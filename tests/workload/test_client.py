@@ -150,3 +150,10 @@ async def test_the_servers_own_queue_is_read_where_it_tells_one(served, talker):
     talker.metrics += 'vllm:num_requests_waiting{engine="0"} 2.0\n'
     _, ticks, _ = await play(job(served, count=3, drain_s=0.5))
     assert (ticks[-1].running, ticks[-1].waiting) == (4.0, 2.0)
+
+
+async def test_prompts_may_have_their_beginning_in_common(served, talker):
+    await play(job(served, count=3, prefix="You are a clerk.\n\n"))
+    prompts = {body["prompt"] for body in talker.bodies}
+    assert len(prompts) == 3 and all(prompt.startswith("You are a clerk.\n\n") for prompt in prompts)
+    assert {len(prompt.split()) for prompt in prompts} == {4 + 20}

@@ -20,7 +20,17 @@ export class Blocks extends PoolPicture {
   build() {
     this.tip = element("div", { class: "tip", hidden: true });
     this.spoken = element("p", { class: "hidden", role: "status" });
-    this.root.append(element("div", { class: "pool" }, this.canvas, this.tip), legend(), this.spoken);
+    this.legend = legend(OWN);
+    this.root.append(element("div", { class: "pool" }, this.canvas, this.tip), this.legend, this.spoken);
+  }
+
+  update(state) {
+    const attached = Boolean(state.scrape);
+    if (attached !== this.attached) {
+      this.attached = attached;
+      this.legend.replaceWith((this.legend = legend(attached ? ATTACHED : OWN)));
+    }
+    super.update(state);
   }
 
   listen() {
@@ -152,14 +162,23 @@ function hashLine(chain) {
 }
 
 /** The cells' vocabulary, drawn with the same colours and textures as the cells. */
-function legend() {
-  const words = [
-    ["used", "A", "filled slots, owner's letter"],
-    ["waste", "", "empty slots of a used block"],
-    ["shared", "×3", "held by several requests"],
-    ["cached", "", "cached, reusable"],
-    ["hatched", "", "evicted or preempted"],
-    ["free", "", "free"],
-  ];
-  return element("ul", { class: "legend" }, ...words.map(([kind, text, word]) => element("li", {}, element("i", { class: kind, "aria-hidden": "true" }, text), word)));
+const OWN = [
+  ["used", "A", "filled slots, owner's letter"],
+  ["waste", "", "empty slots of a used block"],
+  ["shared", "×3", "held by several requests"],
+  ["cached", "", "cached, reusable"],
+  ["hatched", "", "evicted or preempted"],
+  ["free", "", "free"],
+];
+const ATTACHED = [
+  ["cached", "", "a cached block, in use or not (KV events)"],
+  ["unnamed", "", "in use, by the server's gauge: how many, not which"],
+  ["hatched", "", "evicted"],
+  ["free", "", "free"],
+  ["", "", "Positions are the dashboard's, not the GPU's."],
+];
+
+function legend(words) {
+  const item = ([kind, text, word]) => element("li", {}, ...(kind ? [element("i", { class: kind, "aria-hidden": "true" }, text)] : []), word);
+  return element("ul", { class: "legend" }, ...words.map(item));
 }

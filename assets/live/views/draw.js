@@ -53,6 +53,10 @@ export const STATES = {
   finished: { glyph: "✓", word: "finished" },
 };
 
+/** A request's state as it may be called: whether an attached engine computes a prompt or lets it wait is not told. */
+export const stateOf = (state, request) =>
+  state.scrape && request.state === "prefill" ? { glyph: STATES.queued.glyph, word: "no token yet" } : (STATES[request.state] ?? STATES.queued);
+
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 export const count = (n) => grouped.format(n);
@@ -133,6 +137,7 @@ export function patterns(context, theme, unit) {
       c.fillRect(0, 0, Math.max(1, Math.round(n / 3)), Math.max(1, Math.round(n / 3)));
     }),
     hatch: tile(7, stripes(theme.evictedSoft, theme.evicted)),
+    unnamed: tile(7, stripes(theme.background, theme.kv)),
   };
 }
 

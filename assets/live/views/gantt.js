@@ -2,6 +2,7 @@
 import { Picture, STATES, chip, clipped, count, letters, roundedBar, patterns, seconds } from "./draw.js";
 import { element } from "./dom.js";
 import { LEFT, RIGHT, WINDOW_S, timeAxis } from "./clock.js";
+import { others } from "./scraped.js";
 import { selection } from "./select.js";
 
 const HEIGHT = 268;
@@ -22,8 +23,10 @@ export function ganttRows(state, now, own = new Set()) {
 }
 
 /** What the request is doing, in words and a shape. */
-export function statusLine(request, now) {
+export function statusLine(request, now, attached = false) {
   const glyph = STATES[request.state]?.glyph ?? "";
+  // Whether an attached engine computes its prompt or lets it wait cannot be seen from outside.
+  if (attached && request.state === "prefill") return `${STATES.queued.glyph} no token yet ${seconds(Math.max(0, now - request.t_queued))}`;
   switch (request.state) {
     case "queued":
       return `${glyph} queued ${seconds(Math.max(0, now - request.t_queued))}`;
@@ -100,7 +103,7 @@ export class Gantt extends Picture {
     if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
     else if (top > this.scroller.scrollTop + room) this.scroller.scrollTop = top - room;
     const request = this.rows[this.cursor];
-    if (request) this.canvas.setAttribute("aria-label", `Request ${letters(request.request)}: ${statusLine(request, this.state.t)}`);
+    if (request) this.canvas.setAttribute("aria-label", `Request ${letters(request.request)}: ${statusLine(request, this.state.t, Boolean(this.state.scrape))}`);
     this.kick();
   }
 
@@ -129,13 +132,15 @@ export class Gantt extends Picture {
     const end = Math.min(this.rows.length, Math.ceil((top + HEIGHT) / ROW));
     for (let i = first; i < end; i++) this.row(this.rows[i], i, i * ROW - top, width, clock);
     c.restore();
+    const foreign = others(state);
     if (!this.rows.length) {
       c.fillStyle = colors.muted;
       c.font = `14px ${colors.font}`;
       c.textAlign = "center";
-      c.fillText("No request yet. Type a prompt, or start some users.", width / 2, HEIGHT / 2 - 10);
+      c.fillText(foreign === null ? "No request yet. Type a prompt, or start some users." : "No request of ours yet. Type a prompt, or start some users.", width / 2, HEIGHT / 2 - 10);
       c.textAlign = "left";
     }
+    if (foreign) this.others(foreign, width);
   }
 
   row(request, i, y, width, clock) {
@@ -160,9 +165,26 @@ export class Gantt extends Picture {
     c.fillStyle = request.state === "finished" ? colors.muted : colors.text;
     c.fillText(clipped(c, request.user || request.id, LEFT - used - 22), used + 14, y + ROW / 2 + 0.5);
     const ink = { prefill: colors.prefillText, decode: colors.decodeText, preempted: colors.evictedText };
-    c.fillStyle = ink[request.state] ?? colors.muted;
-    c.fillText(statusLine(request, clock.now), width - RIGHT + 10, y + ROW / 2 + 0.5);
-    for (const [phase, from, to] of request.spans) this.span(phase, from, to ?? clock.now, to === null, y, clock);
+    c.fillStyle = (this.state.scrape && request.state === "prefill" ? "" : ink[request.state]) || colors.muted;
+    c.fillText(statusLine(request, clock.now, Boolean(this.state.scrape)), width - RIGHT + 10, y + ROW / 2 + 0.5);
+    const drawn = (phase) => (this.state.scrape && phase === "prefill" ? "queued" : phase); // an attached engine tells neither
+    for (const [phase, from, to] of request.spans) this.span(drawn(phase), from, to ?? clock.now, to === null, y, clock);
+  }
+
+  /** Requests that somebody else sent to an attached engine: known by its gauges only, so there is no bar to draw. */
+  others(foreign, width) {
+    const { context: c, colors } = this;
+    const text = `+ ${count(foreign)} ${foreign === 1 ? "other" : "others"}, known by number only`;
+    c.font = `600 12px ${colors.font}`;
+    const wide = c.measureText(text).width + 20;
+    c.fillStyle = colors.panel;
+    roundedBar(c, (width - wide) / 2, HEIGHT - AXIS - 28, wide, 22, 6);
+    c.fill();
+    c.strokeStyle = colors.line;
+    c.lineWidth = 1;
+    c.stroke();
+    c.fillStyle = colors.text;
+    c.fillText(text, (width - wide) / 2 + 10, HEIGHT - AXIS - 17);
   }
 
   span(phase, from, to, open, y, { now, left, width }) {
@@ -212,11 +234,13 @@ export class Gantt extends Picture {
     this.canvas.dataset.step = this.state.step;
     this.canvas.dataset.rows = this.rows.length;
     this.canvas.dataset.live = live.length;
+    this.canvas.dataset.others = others(this.state) ?? "";
     this.canvas.dataset.preempted = live.filter((r) => r.state === "preempted").length;
     if (this.cursor < 0) {
       this.say(() => {
-        const words = live.slice(0, 5).map((r) => `${letters(r.request)} ${statusLine(r, now)}`);
-        return `${live.length} live, ${this.rows.length - live.length} finished in the last ${WINDOW_S} seconds. ${words.join("; ")}`;
+        const words = live.slice(0, 5).map((r) => `${letters(r.request)} ${statusLine(r, now, Boolean(this.state.scrape))}`);
+        const foreign = others(this.state);
+        return `${live.length} live, ${foreign === null ? "" : `${foreign} of others, `}${this.rows.length - live.length} finished in the last ${WINDOW_S} seconds. ${words.join("; ")}`;
       });
     }
   }

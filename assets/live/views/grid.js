@@ -12,16 +12,37 @@ export function kindOf(blocks, i) {
   return blocks.sealed[i] ? "cached" : "free";
 }
 
+/** Index from which on cells without a known hash stand for blocks that an attached engine says are in use.
+ *
+ * It tells how many, not which: they are drawn in the last cells, because new hashes get the first. */
+export function anonymousFrom(state) {
+  if (!state.scrape) return Infinity;
+  const { used_blocks: used, cached_blocks: cached, resident_blocks: resident } = state.pool;
+  const { sealed } = state.blocks;
+  let left = Math.max(0, used + cached - resident);
+  let i = sealed.length;
+  while (left > 0 && i > 0) if (!sealed[--i]) left -= 1;
+  return i;
+}
+
 /** One line for a person who hovers over or steps through the pool. */
 export function describe(state, i) {
   const { blocks, block_size: size } = state;
   const owners = blocks.owners[i];
   const kind = kindOf(blocks, i);
+  if (state.scrape) return cell(state, i, kind);
   if (kind === "free") return `Block ${i}: free`;
   if (kind === "cached") return `Block ${i}: cached, no owner, its ${size} tokens can be reused`;
   const names = owners.slice(0, 6).map(letters).join(", ") + (owners.length > 6 ? " …" : "");
   const shared = kind === "shared" ? `, shared ×${owners.length}` : "";
   return `Block ${i}: ${blocks.fill[i]} of ${size} slots used${shared}, owned by ${names}`;
+}
+
+/** A cell of an attached engine's map: its place is ours. */
+function cell(state, i, kind) {
+  if (kind === "cached") return `Cell ${i}: a cached block of ${state.block_size} tokens; who uses it now is not told`;
+  if (i >= anonymousFrom(state)) return `Cell ${i}: a block in use, by the server's gauge; which one is not told`;
+  return `Cell ${i}: free`;
 }
 
 export class Pool {
@@ -31,6 +52,7 @@ export class Pool {
     this.still = still;
     this.flashes = new Map(); // block → until when its mark shows
     this.count = 0;
+    this.anonymous = Infinity; // see anonymousFrom
     this.lit = null; // request whose blocks stand out; null: all alike
   }
 
@@ -137,6 +159,7 @@ export class Pool {
     if (this.lit !== null && !owners.includes(this.lit)) c.globalAlpha = 0.28;
     if (!owners.length) {
       if (blocks.sealed[i]) this.cached(x, y, w, h, line);
+      else if (i >= this.anonymous) this.unnamed(x, y, w, h, line);
       else this.free(x, y, w, h, line);
     } else {
       const shared = owners.length > 1;
@@ -212,6 +235,14 @@ export class Pool {
     c.setLineDash([]);
   }
 
+  unnamed(x, y, w, h, line) {
+    const { context: c, colors, ink } = this;
+    const small = Math.min(w, h);
+    c.fillStyle = small >= 6 ? ink.unnamed : colors.kv;
+    c.fillRect(x, y, w, h);
+    if (small >= 8) this.border(x, y, w, h, colors.kv, line);
+  }
+
   doubleBorder(x, y, w, h, line) {
     const { colors } = this;
     const small = Math.min(w, h);
@@ -264,6 +295,12 @@ export class Pool {
 
 export function summary(state) {
   const { pool, num_blocks: total } = state;
+  if (state.scrape) {
+    return (
+      `${pool.used_blocks} of ${total} blocks used, as the server says (${percent(pool.used_blocks / Math.max(1, total))}), ` +
+      `${pool.resident_blocks} hashes cached, positions are the dashboard's`
+    );
+  }
   const live = Object.values(state.requests).filter((r) => r.state !== "finished" && r.state !== "queued").length;
   return (
     `${pool.used_blocks} of ${total} blocks used (${percent(pool.used_blocks / Math.max(1, total))}), ` +

@@ -2,6 +2,7 @@
 import { bytes, count, figures, paintTokens, percent, seconds, themeOf } from "./draw.js";
 import { ROW_OUTPUT, ROW_T, firstAfter } from "./clock.js";
 import { element, heading, setText } from "./dom.js";
+import { SCRAPED, age, stale } from "./scraped.js";
 
 const REFRESH_MS = 250;
 const RATE_S = 3; // "now" of a rate
@@ -150,21 +151,27 @@ export class Numbers {
     return CARDS;
   }
 
+  /** The same cards for an attached engine, which is known by its metrics. */
+  scraped() {
+    return SCRAPED;
+  }
+
   card(name) {
     const [label, read, how] = this.catalogue()[name];
     const value = element("div", { class: "value" }, "No data");
     const below = element("div", { class: "below" }, "nothing heard of an engine yet");
-    const source = element("span");
-    const help = element("div", { class: "help", role: "tooltip", id: `help-${name}` }, element("span", {}, how), source);
+    const title = element("div", { class: "label" }, label);
+    const source = element("span"), means = element("span", {}, how);
+    const help = element("div", { class: "help", role: "tooltip", id: `help-${name}` }, means, source);
     const node = element(
       "section",
       { class: "card none", tabindex: 0, role: "group", "aria-label": label, "aria-describedby": `help-${name}`, "data-number": name },
-      element("div", { class: "label" }, label),
+      title,
       value,
       below,
       help,
     );
-    return { node, value, below, read, source };
+    return { node, value, below, read, source, means, how, title, label, scraped: this.scraped()[name] };
   }
 
   theme(host) {
@@ -178,17 +185,36 @@ export class Numbers {
 
   write() {
     const { state } = this;
-    if (!state?.epoch || document.hidden) return;
+    if (!state || document.hidden) return;
+    if (!state.epoch) return this.nothing();
     // The engine's clock goes on while nothing happens, so that a rate can fall to "no traffic".
     const now = state.t + (performance.now() - this.heard) / 1000;
-    for (const { value, below, read, source, node } of this.cards) {
-      const [big, small] = read(state, now, this.units, this.live);
+    const evidence = `${state.evidence || "measured"} · source: ${state.source || "engine"}`;
+    for (const { value, below, read, source, node, means, how, title, label, scraped } of this.cards) {
+      const attached = state.scrape && scraped;
+      const [big, small, from] = (attached ? scraped[0] : read)(state, now, this.units, this.live);
+      const old = attached && stale(state);
       setText(value, big);
-      setText(below, small);
-      setText(source, `${state.evidence || "measured"} · source: ${state.source || "engine"} events`);
-      node.classList.toggle("none", big === NONE || big === MISSING || big === "Off");
+      setText(below, old ? `${seconds(age(state))} old: no scrape since` : small);
+      setText(means, attached ? scraped[1] : how);
+      const words = (attached && scraped[2]) || label;
+      if (title.textContent !== words) {
+        setText(title, words);
+        node.setAttribute("aria-label", words);
+      }
+      setText(source, attached ? from || evidence : `${evidence} events`);
+      node.classList.toggle("none", big === NONE || big === MISSING || big === "Off" || old);
     }
     this.row.dataset.step = state.step;
+  }
+
+  /** The source is another one, of which nothing was heard yet. */
+  nothing() {
+    for (const { value, below, node } of this.cards) {
+      setText(value, "No data");
+      setText(below, "nothing heard of an engine yet");
+      node.classList.add("none");
+    }
   }
 
   end() {

@@ -4,6 +4,7 @@ import { rate } from "./axes.js";
 import { picked } from "./device_panel.js";
 import { MISSING, NONE, Numbers } from "./numbers.js";
 import { ownRoof, roofWords } from "./roofs.js";
+import { SCRAPED_PHASES } from "./scraped.js";
 import { chosenGpu, hostIndex, labelOf, newest, sensorOf } from "./sensors.js";
 import { valueWords } from "./strips.js";
 
@@ -109,6 +110,10 @@ export class PhaseNumbers extends Numbers {
 
   catalogue() {
     return CARDS;
+  }
+
+  scraped() {
+    return SCRAPED_PHASES;
   }
 
   options(options) {

@@ -1,6 +1,6 @@
 // A picture of the pool that paints only the cells a new state changed.
 import { Picture, reducedMotion } from "./draw.js";
-import { Pool, summary } from "./grid.js";
+import { Pool, anonymousFrom, summary } from "./grid.js";
 
 const FADE_CHECK_MS = 100;
 
@@ -40,9 +40,13 @@ export class PoolPicture extends Picture {
       // Another pool: a snapshot, another engine, or switches that made it anew.
       this.blocks = blocks;
       this.full = true;
+      this.pool.anonymous = anonymousFrom(state);
       this.pool.flashes.clear();
       return;
     }
+    const anonymous = anonymousFrom(state);
+    if (anonymous !== this.pool.anonymous) this.full = true;
+    this.pool.anonymous = anonymous;
     const now = performance.now();
     for (let i = 0; i < blocks.changed.length; i++) {
       // `>=`: a request can also finish between steps, under the number of the step before.

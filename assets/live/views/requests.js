@@ -1,5 +1,5 @@
 // Who owns what: the requests of the pool as a list; choosing one lights up its blocks and shows its block table.
-import { STATES, count, letters } from "./draw.js";
+import { count, letters, stateOf } from "./draw.js";
 import { chipElement, element, hueChip, setText } from "./dom.js";
 import { Panel } from "./panel.js";
 import { selection } from "./select.js";
@@ -62,10 +62,11 @@ export class Requests extends Panel {
     wanted.forEach((request, i) => {
       const row = this.rows.get(request.request) ?? this.row(request.request);
       if (this.list.children[i] !== row.node) this.list.insertBefore(row.node, this.list.children[i] ?? null);
-      const { glyph, word } = STATES[request.state] ?? STATES.queued;
+      const { glyph, word } = stateOf(state, request);
       setText(row.who, request.user || request.id);
       setText(row.state, `${glyph} ${word}`);
-      setText(row.size, request.state === "finished" ? `${count(request.prompt_tokens + request.output_tokens)} tokens` : `${count(request.table.length)} blocks`);
+      // Blocks of an attached engine's requests are not told, nor a prompt's tokens before it says them.
+      setText(row.size, request.state === "finished" || state.scrape ? `${count(request.prompt_tokens + request.output_tokens)} tokens` : `${count(request.table.length)} blocks`);
       row.node.dataset.state = request.state;
     });
     this.empty.hidden = wanted.length > 0;

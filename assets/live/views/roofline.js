@@ -168,7 +168,7 @@ export class Roofline extends Picture {
     const x = this.x(point.x), y = this.y(point.y);
     const ink = point.part === "model" ? colors.text : point.part === "elsewhere" ? colors.sharedText : this.ink(point.phase);
     const size = point.part ? 5 : 8;
-    const hollow = Boolean(point.part);
+    const hollow = Boolean(point.part) || point.phase === "estimated";
     if (point.low && point.high > point.low) {
       c.strokeStyle = ink;
       c.lineWidth = 1.5;
@@ -203,7 +203,7 @@ export class Roofline extends Picture {
       c.lineTo(x + size, y + size * 0.8);
       c.lineTo(x - size, y + size * 0.8);
     } else if (kind === "decode") c.arc(x, y, size * 0.9, 0, 7);
-    else if (kind === "mixed") {
+    else if (kind === "mixed" || kind === "estimated") {
       for (const [dx, dy] of [[0, -1], [1, 0], [0, 1], [-1, 0]]) c.lineTo(x + dx * size, y + dy * size);
     } else c.rect(x - size, y - size, 2 * size, 2 * size);
     c.closePath();

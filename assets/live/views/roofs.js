@@ -6,6 +6,7 @@ export const MARKS = {
   prefill: { glyph: "▲", word: "prefill" },
   decode: { glyph: "●", word: "decode" },
   mixed: { glyph: "◆", word: "mixed: decode and prefill in one step" },
+  estimated: { glyph: "◇", word: "estimated by the engine itself, all its steps together" },
 };
 
 /** What is on the chart, without drawing: points [{name, phase, part, x, y, words}] of the newest message. */
@@ -34,6 +35,13 @@ export function points(message, evidence = "measured") {
         words: [`${percent(attention / s.seconds)} of the step's time`, "keys and values only"],
       });
     }
+  }
+  const own = message?.estimate;
+  if (own) {
+    found.push({
+      name: "estimated by the engine", phase: "estimated", part: "", x: own.flop_per_byte, y: own.flops_per_s,
+      words: [`${rate(own.bytes_per_s, "B/s")} moved, in the last ${seconds(own.window_s)}`, `estimated, not counted: ${own.series.join(", ")}`],
+    });
   }
   return found;
 }

@@ -23,6 +23,10 @@ export function formulas(state, units) {
     "used = used blocks × block",
     `${count(pool.used_blocks)} × ${bytes(perToken * slots, units)} = ${bytes(pool.used_blocks * perToken * slots, units)}`,
   ]);
+  if (state.scrape) {
+    lines.push(["filled slots, wasted slots, holders of a block", "not exported: of an attached engine only the number of used blocks is known"]);
+    return lines;
+  }
   lines.push([
     "waste = 1 − filled slots ÷ (used blocks × slots)",
     pool.used_blocks
@@ -34,6 +38,11 @@ export function formulas(state, units) {
     `${count(pool.shared_saved_blocks)} blocks = ${bytes(pool.shared_saved_blocks * perToken * slots, units)}`,
   ]);
   return lines;
+}
+
+/** What is known of an attached engine's pool: how many blocks are used, and how many hashes are cached beside them. */
+function attached([filled, , cached, free]) {
+  return [{ ...filled, name: "used" }, { ...cached, name: "cached, not used" }, { ...free, name: "the rest" }];
 }
 
 export class Split extends Picture {
@@ -61,13 +70,14 @@ export class Split extends Picture {
     const parts = poolSplit(state);
     this.waste ??= patterns(c, colors, 1).waste;
     const scale = (width - 2) / (parts.total + parts.saved);
-    const drawn = [
+    let drawn = [
       { name: "filled", sign: "■", blocks: parts.filled, fill: colors.kv, ink: colors.kvText },
       { name: "wasted", sign: "⁙", blocks: parts.wasted, fill: this.waste, ink: colors.wastedText, edge: colors.wastedDot },
       { name: "cached", sign: "┅", blocks: parts.cached, fill: colors.cachedSoft, ink: colors.cachedText, edge: colors.cached, dash: [4, 3] },
       { name: "free", sign: "□", blocks: parts.free, fill: colors.background, ink: colors.muted, edge: colors.line },
       { name: "saved by sharing", sign: "×N", blocks: parts.saved, fill: colors.sharedSoft, ink: colors.sharedText, edge: colors.shared, double: true },
     ];
+    if (state.scrape) drawn = attached(drawn);
     let x = 1;
     for (const part of drawn) {
       const w = part.blocks * scale;
@@ -94,7 +104,7 @@ export class Split extends Picture {
     canvas.dataset.saved = state.pool.shared_saved_blocks;
     this.say(() => {
       const parts = poolSplit(state);
-      const names = ["filled", "wasted", "cached", "free", "saved"];
+      const names = state.scrape ? ["filled", "cached", "free"] : ["filled", "wasted", "cached", "free", "saved"];
       return names.map((name) => `${name} ${figures(parts[name])} blocks, ${bytes(parts[name] * parts.block_bytes, this.units)}`).join("; ");
     });
   }

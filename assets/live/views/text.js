@@ -1,5 +1,5 @@
 // What up to four requests say, as they say it. Model text is data: it only ever becomes text nodes.
-import { STATES, count, letters } from "./draw.js";
+import { count, letters, stateOf } from "./draw.js";
 import { chipElement, element, hueChip, setText } from "./dom.js";
 import { Panel } from "./panel.js";
 import { selection } from "./select.js";
@@ -127,9 +127,9 @@ export class Text extends Panel {
       const request = state.requests[number];
       if (!request) continue;
       setText(pane.who, request.user || request.id);
-      const { glyph, word } = STATES[request.state] ?? STATES.queued;
+      const { glyph, word } = stateOf(state, request);
       const cached = request.cached_tokens ? ` · ${count(request.cached_tokens)} cached` : "";
-      setText(pane.state, `${glyph} ${request.reason && request.reason !== "stop" ? request.reason : word} · ${count(request.prompt_tokens)} in${cached} · ${count(request.output_tokens)} out`);
+      setText(pane.state, `${glyph} ${request.reason && request.reason !== "stop" ? request.reason : word} ·${request.prompt_tokens ? ` ${count(request.prompt_tokens)} in${cached} ·` : ""} ${count(request.output_tokens)} out`);
       pane.node.dataset.state = request.state;
       pane.node.dataset.output = request.output_tokens;
       this.follow(pane); // panes that come and go change the others' heights

@@ -58,7 +58,7 @@ export class TokensPerStep extends Picture {
     canvas.dataset.step = state.step;
     this.say(() => {
       const last = state.series[state.series.length - 1];
-      return last ? `last step computed ${last[ROW_PREFILL]} prefill and ${last[ROW_DECODE]} decode tokens` : "no step yet";
+      return last ? `${this.state.scrape ? "time between the last two scrapes" : "last step"} computed ${last[ROW_PREFILL]} prefill and ${last[ROW_DECODE]} decode tokens` : "no step yet";
     });
   }
 
@@ -100,6 +100,6 @@ export class TokensPerStep extends Picture {
     });
     c.fillStyle = colors.muted;
     c.font = `12px ${colors.font}`;
-    c.fillText(last ? "in the last step" : "no step yet", x, TOP + 52);
+    c.fillText(!last ? "no step yet" : this.state.scrape ? "since the last scrape" : "in the last step", x, TOP + 52);
   }
 }

@@ -50,10 +50,11 @@ export class Usage extends Picture {
       this.area(points, 1, bottom, colors.wastedSoft);
       this.area(points, 2, bottom, colors.kv, 0.45);
       this.line(points, 1, colors.text, []);
-      this.line(points, 2, colors.kv, []);
-      this.line(points, 3, colors.shared, [5, 3]);
+      if (!state.scrape) this.line(points, 2, colors.kv, []);
+      if (!state.scrape) this.line(points, 3, colors.shared, [5, 3]);
     }
     const pool = state.pool;
+    if (state.scrape) return this.names(width, [["━ in used blocks", `${count(pool.used_blocks * slots)} slots`, y(pool.used_blocks * slots), colors.text]]);
     this.names(width, [
       ["━ in used blocks", `${count(pool.used_blocks * slots)} slots`, y(pool.used_blocks * slots), colors.text],
       ["━ filled", `${count(pool.filled_slots)} slots`, y(pool.filled_slots), colors.kvText],
@@ -66,6 +67,7 @@ export class Usage extends Picture {
     canvas.dataset.step = state.step;
     this.say(() => {
       const { pool, block_size: slots } = state;
+      if (state.scrape) return `${count(pool.used_blocks)} blocks with ${count(pool.used_blocks * slots)} slots are used, as the server says`;
       return (
         `${count(pool.used_blocks)} blocks with ${count(pool.used_blocks * slots)} slots are used, ${count(pool.filled_slots)} slots are filled, ` +
         `requests hold ${count(pool.held_tokens)} tokens`
