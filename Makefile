@@ -4,13 +4,13 @@ PORT ?= 8501
 MODEL ?= smollm2-135m
 HEADLESS ?=
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: help run test lint clean
 
 help:
 	@echo "make run     open the dashboard          PORT=8501 MODEL=name|folder|file.gguf|hub-id HEADLESS=1 (no browser)"
-	@echo "make test    lint, then all tests        ARGS='-k scheduler' (for pytest)  WORKERS=4 (side by side)"
+	@echo "make test    lint, then all tests        ARGS='-k scheduler' (for pytest)  WORKERS=3 (side by side)"
 	@echo "make lint    lint only"
 	@echo "make clean   remove .venv and caches of this checkout"
 

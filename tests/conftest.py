@@ -31,7 +31,7 @@ LONG = (BROWSER, "tests/test_readme.py", "tests/engine/test_bundled_model.py", "
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Beside others (`-n 4`) what takes longest begins first, so that no worker is left with it at the end; alone, the
+    """Beside others (`-n 3`) what takes longest begins first, so that no worker is left with it at the end; alone, the
     browser's tests come last."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))

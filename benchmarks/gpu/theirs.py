@@ -53,6 +53,10 @@ class Theirs:
         whole = seconds(count)
         first = 0.0 if static else seconds(1)
         steps = count if static else count - 1
+        if whole <= first:
+            raise RuntimeError(
+                f"{count} tokens took no longer than one ({whole:.3f} s): the machine is too busy to tell"
+            )
         return {
             "tokens_per_s": batch * steps / (whole - first),
             "step_ms": 1e3 * (whole - first) / steps,

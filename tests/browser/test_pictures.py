@@ -285,7 +285,7 @@ def test_nothing_jumps_while_it_is_live(stub, open_page):
 PLACES = """() => {
   const roots = () => [document, ...[...document.querySelectorAll('*')].map((e) => e.shadowRoot).filter(Boolean)];
   const place = (node) => {
-    const box = node.getBoundingClientRect();
+    const box = (node.closest('.scroller') ?? node).getBoundingClientRect(); // what scrolls may grow inside
     return [box.x, box.y, box.width, box.height].map(Math.round).join();
   };
   window.places = new Set();

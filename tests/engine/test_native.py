@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from backend.engine import kernels as kernels_module
 from backend.engine import native
 from backend.engine.build import build as build_engine
 from backend.engine.config import ConfigError
@@ -22,6 +23,7 @@ from backend.engine.native.linear import PackedLinear, pack_linears
 from backend.engine.request import SamplingParams
 from backend.engine.self_check import reference_logits, self_check
 from backend.events import Hello, Step
+from backend.models import dtype as dtypes
 from backend.models.errors import ModelError
 from backend.models.loader import load
 from tests.engine.stub import ids, run
@@ -325,7 +327,7 @@ def tiny_folder(tmp_path):
     return tmp_path
 
 
-def hello(folder, kernels: Kernels, dtype: str = "float32") -> Hello:
+def hello(folder, kernels: Kernels, dtype: str | None = "float32") -> Hello:
     loaded = load(str(folder), weights="random", dtype=dtype, device="cpu", say=lambda line: None)
     events: list = []
     build_engine(loaded, {"num_blocks": 8}, events.append, kernels)
@@ -349,6 +351,18 @@ def test_the_hello_says_what_computes(kernels, tiny_folder):
     assert narrow.model.kv_bytes_per_token == both.model.kv_bytes_per_token // 2
     plain = hello(tiny_folder, Kernels(linear="plain"), "bfloat16")
     assert plain.model.notes[-1].startswith("reference kernels: bfloat16 is widened to float32 in packed layers only")
+
+
+def test_a_dtype_that_is_left_to_us_halves_the_bytes_where_the_kernels_can(kernels, monkeypatch, tiny_folder):
+    monkeypatch.setattr(dtypes, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(kernels_module, "cpu_has_bf16", lambda: False)
+    said = hello(tiny_folder, Kernels(), dtype=None).model
+    assert said.dtype == "bfloat16" and "computed in float32" in said.notes[0]
+    assert said.kv_bytes_per_token * 2 == hello(tiny_folder, Kernels(), dtype="float32").model.kv_bytes_per_token
+    for wanted in (Kernels(linear="plain"), Kernels("reference", "plain", "plain")):
+        assert hello(tiny_folder, wanted, dtype=None).model.dtype == "float32"
+    monkeypatch.setattr(native, "load", lambda: "no compiler was found")
+    assert hello(tiny_folder, Kernels(), dtype=None).model.dtype == "float32"
 
 
 def test_without_them_the_engine_serves_and_says_why(monkeypatch, tiny_folder):
