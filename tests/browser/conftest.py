@@ -11,7 +11,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.browser.processes import dashboard, free_port, stub_engine
 
-expect.set_options(timeout=20_000)  # milliseconds: two cores are shared with an engine and a second worker
+PATIENCE_MS = 60_000  # two cores are shared with engines and other workers
+TEST_S = 400  # of one test
+expect.set_options(timeout=PATIENCE_MS)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -22,6 +24,12 @@ FLAGS = [
     "--disable-sync",
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/browser/" in item.nodeid and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 @pytest.fixture(scope="package")
@@ -57,7 +65,7 @@ class Opener:
             color_scheme=theme,
             reduced_motion="reduce" if reduced else "no-preference",
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE_MS)
         self.contexts.append(context)
         context.route("**/*", self._route)
         page = context.new_page()

@@ -6,9 +6,10 @@ import re
 import time
 from collections.abc import Callable
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0  # costs nothing where all is well; two cores are shared with engines and other workers
 
 
 def until(check: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -35,7 +36,7 @@ def number(page: Page, name: str) -> Locator:
 
 def settled(page: Page) -> None:
     """The page has drawn what came of the last click. Faster than a person's, the next one could be drawn over."""
-    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=30_000)
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=90_000)
 
 
 def users(page: Page, choice: str) -> None:
@@ -47,7 +48,7 @@ def stop_all(page: Page) -> None:
     settled(page)
     page.get_by_role("button", name="Stop all").click()
     none = page.get_by_role("radiogroup", name="Users").get_by_role("radio", name="0", exact=True)
-    expect(none).to_be_checked(timeout=30_000)
+    expect(none).to_be_checked(timeout=90_000)
     settled(page)
 
 
@@ -73,3 +74,14 @@ def quiet(page: Page) -> None:
 
 def no_traceback(page: Page) -> None:
     expect(page.get_by_test_id("stException")).to_have_count(0)
+
+
+def accessible(page: Page) -> None:
+    """axe finds nothing. While a script runs, Streamlit fades what is stale, and what is faded lacks contrast: then it
+    is looked at again."""
+    for _ in range(4):
+        settled(page)
+        found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        if {v["id"] for v in found} != {"color-contrast"}:
+            break
+    assert [(v["id"], v["impact"], [n["target"] for n in v["nodes"]][:3]) for v in found] == []

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.pages import count, no_traceback, number, picture, until, users
+from tests.browser.pages import accessible, count, no_traceback, number, picture, until, users
 from tests.browser.vllm_server import VllmServer
 from tests.sources.attach.replicas import Replicas
 from tests.sources.fake_engine import Serving
@@ -56,11 +55,6 @@ def connect(page: Page, url: str) -> None:
     dialog(page, url)
     page.get_by_role("dialog").get_by_role("button", name="Connect", exact=True).click()
     expect(page.get_by_text(ATTACHED).first).to_be_visible()
-
-
-def accessible(page: Page) -> None:
-    found = Axe().run(page).response["violations"]
-    assert [(v["id"], v["impact"], [n["target"] for n in v["nodes"]][:3]) for v in found] == []
 
 
 def test_a_connection_is_tried_and_what_is_wrong_is_said(page, vllm):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.pages import PATIENCE_S, no_traceback, until
+from tests.browser.pages import PATIENCE_S, accessible, no_traceback, until
 
 FADED = """[...document.querySelectorAll("[data-testid=stElementContainer]")]
     .filter(element => getComputedStyle(element).opacity < 1).length"""
@@ -72,9 +71,7 @@ def test_the_difference_is_explained_and_every_figure_opens_its_working(stub, op
     expect(chart(page, "memory")).to_contain_text("GB of one GPU", timeout=MS)
     page.get_by_role("radiogroup", name="Units").get_by_role("radio", name="GiB", exact=True).click()
     until(lambda: page.evaluate(FADED) == 0, "nothing to be faded while the script runs")
-    found = Axe().run(page)
-    serious = [v["id"] for v in found.response["violations"] if v["impact"] in ("serious", "critical")]
-    assert serious == [], found.generate_report()
+    accessible(page)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     no_traceback(page)
 

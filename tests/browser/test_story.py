@@ -71,7 +71,7 @@ def test_a_killed_engine_is_said_and_restarts(real, open_page):
     (engine,) = [child for child in psutil.Process(real.pid).children() if "serve" in child.cmdline()]
     os.kill(engine.pid, signal.SIGKILL)
     alert = page.get_by_role("alert").filter(has_text="The engine is not running")
-    expect(alert).to_be_visible(timeout=30_000)
+    expect(alert).to_be_visible(timeout=90_000)
     expect(alert).to_contain_text("signal 9")
     no_traceback(page)
     page.get_by_role("button", name="Restart the engine").click()
