@@ -399,12 +399,15 @@ def _sampled_by_prefill(state: State, request: Request, t: float) -> None:
     request.output_tokens += 1
     request.t_last = t
     if request.t_first is None:
-        request.t_first = t
-        request.ttft_s = t - request.t_queued
-        state.ttfts.append((t, request.ttft_s))
-        if len(state.ttfts) > KEPT_TTFTS:
-            del state.ttfts[0]
+        _first_token(state, request, t, t - request.t_queued)
     _enter(state, request, "decode", t)
+
+
+def _first_token(state: State, request: Request, t: float, ttft_s: float) -> None:
+    request.t_first, request.ttft_s = t, ttft_s
+    state.ttfts.append((t, ttft_s))
+    if len(state.ttfts) > KEPT_TTFTS:
+        del state.ttfts[0]
 
 
 def _op(state: State, op: list[str | int], step: int, begin: float) -> None:
@@ -675,11 +678,7 @@ def _heard(state: State, event: events.Heard) -> None:
             _enter(state, request, "prefill", event.t if t_first is None else t_first)
         request.prompt_tokens = prompt_tokens or request.prompt_tokens
         if t_first is not None and request.t_first is None:
-            request.t_first = t_first
-            request.ttft_s = max(0.0, t_first - request.t_queued)
-            state.ttfts.append((t_first, request.ttft_s))
-            if len(state.ttfts) > KEPT_TTFTS:
-                del state.ttfts[0]
+            _first_token(state, request, t_first, max(0.0, t_first - request.t_queued))
             _enter(state, request, "decode", t_first)
         if said > request.output_tokens:
             request.output_tokens = said

@@ -214,13 +214,15 @@ function decode(state, numbers, number, t) {
 function sampledByPrefill(state, request, t) {
   request.output_tokens += 1;
   request.t_last = t;
-  if (request.t_first === null) {
-    request.t_first = t;
-    request.ttft_s = t - request.t_queued;
-    state.ttfts.push([t, request.ttft_s]);
-    if (state.ttfts.length > KEPT_TTFTS) state.ttfts.shift();
-  }
+  if (request.t_first === null) firstToken(state, request, t, t - request.t_queued);
   enter(state, request, "decode", t);
+}
+
+function firstToken(state, request, t, ttft_s) {
+  request.t_first = t;
+  request.ttft_s = ttft_s;
+  state.ttfts.push([t, ttft_s]);
+  if (state.ttfts.length > KEPT_TTFTS) state.ttfts.shift();
 }
 
 function applyOp(state, op, number, begin) {
@@ -447,10 +449,7 @@ function heard(state, event) {
     if (request.state === "queued") enter(state, request, "prefill", first ?? t);
     request.prompt_tokens = promptTokens || request.prompt_tokens;
     if (first !== null && request.t_first === null) {
-      request.t_first = first;
-      request.ttft_s = Math.max(0, first - request.t_queued);
-      state.ttfts.push([first, request.ttft_s]);
-      if (state.ttfts.length > KEPT_TTFTS) state.ttfts.shift();
+      firstToken(state, request, first, Math.max(0, first - request.t_queued));
       enter(state, request, "decode", first);
     }
     if (said > request.output_tokens) {

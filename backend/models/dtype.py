@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from backend.cpu import has_bf16
 from backend.models.errors import ModelError
 
 NAMES = {
@@ -60,12 +61,7 @@ def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
     oneDNN's own answer is not enough: it says yes to any AVX512 machine and then emulates. Without /proc/cpuinfo: no.
     """
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return False
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "").split()
-    if not {"avx512_bf16", "amx_bf16", "bf16"}.intersection(flags):
+    if not has_bf16(cpuinfo):
         return False
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())

@@ -6,21 +6,18 @@ follows. Nothing of the engine is imported here; torch must not be in the UI's p
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 import msgspec
 
+from backend.sources import child
 from backend.sources.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +29,8 @@ END_S = 5.0  # for a process that was asked to end
 KILL_S = 3.0  # and for one that was told to
 KEPT_LINES = 200
 SHOWN_LINES = 12
-MAX_LINE = 400  # characters
 
 Option = str | int | float | bool | None
-
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class _Announcement(msgspec.Struct):
@@ -58,7 +52,7 @@ class EmbeddedEngine:
         self._command = tuple(command)
         self._lock = threading.RLock()  # start and stop exclude each other
         self._run: _Run | None = None
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        child.stop_at_exit(self)
 
     @property
     def url(self) -> str | None:
@@ -187,20 +181,11 @@ class _Run:
                     self.url = f"http://127.0.0.1:{announced.port}"
                     self._changed()
                     continue
-            self._log(line)
+            if text := child.clean(line):
+                self._lines.append(text)
 
     def _read_stderr(self) -> None:
-        pipe: IO[bytes] = self._process.stderr
-        rest = b""
-        while chunk := pipe.read1(65536):
-            *whole, rest = re.split(rb"[\r\n]+", rest[-MAX_LINE:] + chunk)
-            for line in whole:
-                self._log(line)
-        self._log(rest)
-
-    def _log(self, line: bytes) -> None:
-        text = _CONTROL.sub("", line.decode("utf-8", "replace")).strip()[:MAX_LINE]
-        if text:
+        for text in child.lines(self._process.stderr):
             self._lines.append(text)
 
 
@@ -208,9 +193,3 @@ def _ended(code: int) -> str:
     if code < 0:
         return f"the engine's process was ended by signal {-code}"
     return f"the engine's process ended with exit code {code}"
-
-
-def _stop_at_exit(reference: weakref.ref[Any]) -> None:
-    engine = reference()
-    if engine is not None:
-        engine.stop()

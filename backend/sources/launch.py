@@ -3,7 +3,6 @@ with all that it started, however this process ends (`leash.py`)."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
@@ -16,15 +15,14 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from backend.sources import vllm_command
+from backend.sources import child, vllm_command
 from backend.sources.vllm_command import LaunchError, Options
 
 LEASH = Path(__file__).with_name("leash.py")
@@ -34,7 +32,6 @@ POLL_S = 0.3
 ASK_S = 2.0
 KEPT_LINES = 400
 SHOWN_LINES = 40
-MAX_LINE = 400  # characters
 
 Phase = Literal["stopped", "starting", "weights", "memory", "compiling", "listening", "ready", "failed"]
 
@@ -58,7 +55,6 @@ PHASES: tuple[tuple[Phase, float, str, re.Pattern[str]], ...] = (
     ("listening", 0.9, "starting the HTTP server", re.compile(r"init engine|KV cache size|Starting vLLM")),
     ("listening", 0.97, "starting the HTTP server", re.compile(r"Application startup complete")),
 )
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _SHARDS = re.compile(r"(\d{1,3})% (?:Completed)?")
 _UNKNOWN_FLAG = re.compile(r"unrecognized arguments: (.+)")
 _ERROR = re.compile(r"^(?:\([^)]*\)\s*)?(?:ERROR \S+ \S+ \[[^\]]*\]\s*)?((?:\w+\.)*\w*(?:Error|Exception): .+)$")
@@ -79,7 +75,7 @@ class VllmLaunch:
         self.changed, self._patience_s = changed, patience_s
         self._lock = threading.RLock()
         self._run: _Run | None = None
-        atexit.register(_stop_at_exit, weakref.ref(self))
+        child.stop_at_exit(self)
 
     @property
     def status(self) -> LaunchStatus:
@@ -191,17 +187,10 @@ class _Run:
             return
 
     def _read(self) -> None:
-        rest = b""
-        while chunk := self._process.stdout.read1(65536):
-            *whole, rest = re.split(rb"[\r\n]+", rest[-MAX_LINE:] + chunk)
-            for line in whole:
-                self._log(line)
-        self._log(rest)
+        for line in child.lines(self._process.stdout):
+            self._log(line)
 
-    def _log(self, line: bytes) -> None:
-        text = _CONTROL.sub("", line.decode("utf-8", "replace")).strip()[:MAX_LINE]
-        if not text:
-            return
+    def _log(self, text: str) -> None:
         self._lines.append(text)
         for phase, share, words, pattern in PHASES:
             if pattern.search(text):
@@ -244,9 +233,3 @@ def _why(code: int, lines: tuple[str, ...]) -> str:
         return f"vLLM ended with exit code {code}: {told[0][:300]}"
     signalled = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
     return f"vLLM ended {signalled}; its last words: {lines[-1] if lines else 'none'}"
-
-
-def _stop_at_exit(reference: weakref.ref[Any]) -> None:
-    launch = reference()
-    if launch is not None:
-        launch.stop()

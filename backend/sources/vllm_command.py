@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backend.cpu import has_bf16
+
 VLLM = "KVSCOPE_VLLM"  # path of the `vllm` program, when it is not on PATH
 IMAGE = "vllm/vllm-openai:latest"
 CPU_IMAGE = "vllm/vllm-openai-cpu:latest"
@@ -22,7 +24,6 @@ TOPIC = "kv-events"
 CPU_BLOCK_SIZE = 32  # vLLM's own default on a CPU is 128: too coarse to see a prefix being shared
 CPU_KV_GIB = 1
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of /proc/cpuinfo, x86 and Arm
 
 
 class LaunchError(Exception):
@@ -58,17 +59,6 @@ def find(environ: Mapping[str, str] = os.environ) -> str | None:
 def on_cpu() -> bool:
     """No GPU of a kind that vLLM uses is on this machine."""
     return not any(device.exists() for device in GPU_DEVICES)
-
-
-def has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    try:
-        return any(
-            BF16_FLAGS & set(line.split())
-            for line in cpuinfo.read_text().splitlines()
-            if line.startswith(("flags", "Feat"))
-        )
-    except OSError:
-        return False
 
 
 def for_machine(options: Options, *, cpu: bool, bf16: bool = True) -> Options:

@@ -4,11 +4,11 @@ kept in memory as long as it is used, and is in no address, link, log or recordi
 from __future__ import annotations
 
 import concurrent.futures
-import ipaddress
 from urllib.parse import urlsplit
 
 import streamlit as st
 
+from backend.server.listen import is_loopback
 from backend.sources import SourceError
 from backend.sources.attach.detect import Found
 from backend.sources.attach.target import Secret, TargetConfig, Unreachable
@@ -146,10 +146,7 @@ def _attach() -> bool:
 
 def loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    return is_loopback(host) or host.endswith(".localhost")
 
 
 def _detach() -> None:

@@ -123,12 +123,8 @@ export class Blocks extends PoolPicture {
   }
 
   choose() {
-    const owners = this.state?.blocks.owners[this.hot] ?? [];
-    if (!owners.length) return selection.clear();
-    // A shared block has many owners: each click goes on to the next.
-    const next = owners[(owners.indexOf(selection.focus) + 1) % owners.length];
-    if (next !== selection.focus) selection.pick(next);
-    if (this.keyboard) setText(this.spoken, `Following request ${letters(next)}`);
+    const next = selection.cycle(this.state?.blocks.owners[this.hot] ?? []);
+    if (next !== undefined && this.keyboard) setText(this.spoken, `Following request ${letters(next)}`);
   }
 
   key(event) {

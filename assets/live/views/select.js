@@ -16,6 +16,14 @@ class Selection extends EventTarget {
     this.changed();
   }
 
+  /** A shared block has many holders: each call goes on to the next, and is told which; without any, nothing is chosen. */
+  cycle(holders) {
+    if (!holders.length) return void this.clear();
+    const next = holders[(holders.indexOf(this.focus) + 1) % holders.length];
+    if (next !== this.focus) this.pick(next);
+    return next;
+  }
+
   clear() {
     if (!this.picked.length) return;
     this.picked = [];

@@ -228,11 +228,8 @@ export class PrefixTree extends Picture {
   }
 
   choose() {
-    const holders = this.plan.nodes[this.hot]?.holders ?? [];
-    if (!holders.length) return selection.clear();
-    const next = holders[(holders.indexOf(selection.focus) + 1) % holders.length]; // each click goes on to the next
-    if (next !== selection.focus) selection.pick(next);
-    if (this.keyboard) setText(this.spoken, `Following request ${letters(next)}`);
+    const next = selection.cycle(this.plan.nodes[this.hot]?.holders ?? []);
+    if (next !== undefined && this.keyboard) setText(this.spoken, `Following request ${letters(next)}`);
   }
 
   key(event) {

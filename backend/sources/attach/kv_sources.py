@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+
+from backend.server.listen import is_loopback
 
 ANYWHERE = {"", "*", "0.0.0.0", "::", "[::]"}  # noqa: S104  what publishers say when they listen everywhere
 MAX_RANKS = 256
@@ -121,13 +122,6 @@ def reached(endpoint: Any, server_url: str) -> str:
         host = urlsplit(server_url).hostname or ""
         host = f"[{host}]" if ":" in host else host
     return f"tcp://{host}:{port}" if host else ""
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_address(text: str) -> bool:
