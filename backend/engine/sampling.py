@@ -15,10 +15,6 @@ from backend.engine.upload import upload
 NUCLEUS_GUESS = 256  # a nucleus is nearly always smaller; sorting a whole vocabulary costs a hundred times more
 
 
-class BadLogits(Exception):
-    """Logits with NaN or only -inf: the numbers, not the request, are broken."""
-
-
 def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[int]) -> tuple[list[int], torch.Tensor]:
     """[S, V] logits -> S token ids, -1 where the best logit is not finite, and the [S, V] float32 logits that they were
     chosen from (before temperature).

@@ -148,20 +148,6 @@ def scraped(state: State) -> pd.DataFrame:
     )
 
 
-def block_table(state: State, number: int) -> pd.DataFrame:
-    """Logical to physical for one request; empty when it holds nothing."""
-    request = state.requests.get(number)
-    table = request.table if request else []
-    return pd.DataFrame(
-        {
-            "logical block": range(len(table)),
-            "physical block": table,
-            "slots filled": [state.blocks.fill[block] for block in table],
-            "holders": [len(state.blocks.owners[block]) for block in table],
-        }
-    )
-
-
 def prefix_tree(tree: dict[str, Any]) -> pd.DataFrame:
     """One row a cached block, as `backend.prefix_tree.picture` tells them: parents first."""
     nodes = tree.get("nodes", [])

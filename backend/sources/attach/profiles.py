@@ -44,10 +44,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     absent: dict[str, str] = {}  # why a number may be missing
 
     @property
-    def prefixes(self) -> tuple[str, ...]:
-        return (self.prefix, *self.aliases)
-
-    @property
     def samples(self) -> frozenset[str]:
         """Names of all samples that may be read."""
         return frozenset(sample for candidates in self.metrics.values() for c in candidates for sample in c.samples)

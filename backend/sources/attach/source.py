@@ -52,7 +52,6 @@ class AttachedSource:
         self._greeted: tuple | None = None  # what the last Hello said
         self._able: list[events.View] = []  # what the last Capabilities said
         self._contents: OrderedDict[int, list[int]] = OrderedDict()  # token ids of our last requests, by number
-        self._kicked: asyncio.Event | None = None
         self._error = ""
         self.kv: Any = None  # `kv_events.KvEvents` while it is followed
         self.kv_problem = ""
@@ -95,11 +94,6 @@ class AttachedSource:
 
         raise SourceError("this engine runs elsewhere: restart it where it runs")
 
-    def retry(self) -> None:
-        """Asks now instead of after the pause. From any thread."""
-        if self._kicked is not None and not self._scraping.loop.is_closed():
-            self._scraping.loop.call_soon_threadsafe(self._kicked.set)
-
     def close(self) -> None:
         """Ends everything that was begun here; the engine itself goes on. Harmless when closed already."""
         self.client.close()
@@ -116,9 +110,7 @@ class AttachedSource:
     # ---- the scraping thread -------------------------------------------------------------------------------------
 
     async def _scrape_for_ever(self) -> None:
-        self._kicked = asyncio.Event()
         while True:
-            self._kicked.clear()
             try:
                 pause = await self.scraper.attempt()
                 if self.scraper.state == "live":
@@ -127,10 +119,7 @@ class AttachedSource:
             except Exception as error:  # a mistake of ours must not end the picture for good
                 log.exception("scraping failed")
                 self._error, pause = f"internal error: {type(error).__name__}: {error}", 2.0
-            try:
-                await asyncio.wait_for(self._kicked.wait(), pause)
-            except TimeoutError:
-                pass
+            await asyncio.sleep(pause)
 
     def _tell(self, found: Found, reading: Reading) -> None:
         said = (found.kind, found.version, found.model, reading.cells, reading.block_size)
