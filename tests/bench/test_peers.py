@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from backend.bench import peers, run
 from backend.bench.cli import app
 from backend.bench.peers import Peer, PeerFailed, take_turn
+from tests.waiting import eventually
 
 ORDER = {"threads": 1, "jobs": [{"name": "1", "requests": []}]}
 HEAD = f"import sys, os, time; sys.path.insert(0, {str(peers.SCRIPTS)!r}); import protocol\n"
@@ -63,7 +64,14 @@ protocol.start(); time.sleep(600)
     import psutil
 
     child = int((tmp_path / "child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    eventually(gone, "the killed child's end")
 
 
 def test_a_peer_whose_environment_is_not_there_says_how_to_get_it(monkeypatch):
