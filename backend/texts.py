@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -209,11 +210,17 @@ class Texts:
             parent = "" if block is None else self._sealed[block][2]
         return chain[::-1]
 
-    def table(self, number: int, state: State) -> dict[str, Any] | None:
-        """A request's block table with the text in each block; None: no such request."""
+    def table(self, number: int, state: State, inferred: Sequence[int] | None = None) -> dict[str, Any] | None:
+        """A request's block table with the text in each block; None: no such request.
+
+        `inferred`: what must be its blocks, by somebody who concludes it from its content; then it is told as that.
+        """
         request, said = state.requests.get(number), self._said.get(number)
         if request is None:
             return None
+        if inferred is not None:
+            rows = [[block, self.text_of(block)] for block in inferred]
+            return {"type": "table", "request": number, "blocks": rows, "inferred": True}
         size = state.block_size
         rows = [
             [block, said.tokens(i * size, min((i + 1) * size, request.computed)) if said else ""]

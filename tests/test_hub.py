@@ -289,6 +289,26 @@ def test_a_relay_keeps_the_lines_and_comes_to_the_same_state():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("often", [1, 7, 1000])
+def test_the_state_is_of_now_however_rarely_it_is_asked_for(often):
+    heard: list[events.Event] = []
+    engine = ScriptedEngine(heard.append, blocks=40, running=5, prompt=(5, 40), output=(3, 20))
+    engine.hello()
+    hub, eager, asked = Hub(), fold.State(), 0
+    for step in range(400):
+        engine.top_up(5)
+        engine.step()
+        for event in heard:
+            line = events.encode(event)
+            fold.apply(eager, events.decode(line))
+            hub.ingest(line)
+        heard.clear()
+        if step % often == often - 1 or step == 399:
+            asked += 1
+            assert hub.read(msgspec.to_builtins) == msgspec.to_builtins(eager)
+    assert asked and hub.gaps == 0
+
+
 def test_a_late_relay_knows_what_was_said_before():
     async def main():
         first, second = Hub(), Hub()

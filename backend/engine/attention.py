@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-from transformers import AttentionInterface
 
 from backend.engine.kv_cache import KVCache
 
@@ -262,4 +261,10 @@ def _plain_attention(q, k, v, mask, scale, softcap, sinks, groups_of_heads):
     return (weights @ v.float()).to(q.dtype)
 
 
-AttentionInterface.register(NAME, attend)
+def put_under(model: Any) -> bool:
+    """Makes `attend` the attention of a transformers model; False where its architecture does not let that be."""
+    from transformers import AttentionInterface  # seconds, which a modelled engine has no model for
+
+    AttentionInterface.register(NAME, attend)
+    model.set_attn_implementation(NAME)
+    return model.config._attn_implementation == NAME

@@ -89,8 +89,7 @@ class TorchRunner:
 
             self._paged = paged
         self.notes: list[str] = []  # in words: are there graphs, and if not, why not
-        loaded.model.set_attn_implementation(attention.NAME)
-        if loaded.model.config._attn_implementation != attention.NAME:
+        if not attention.put_under(loaded.model):
             raise ModelError(f"{loaded.name}: this architecture does not let its attention be replaced")
 
     @torch.inference_mode()
@@ -128,17 +127,18 @@ class TorchRunner:
     @_on_its_device
     def execute(self, plan: Plan) -> StepResult:
         start = time.perf_counter()
-        moved = {op[1] for op in plan.ops}
-        self._tables.update([request for request in plan.work if request.number in moved])
+        if plan.ops:
+            moved = {op[1] for op in plan.ops}
+            self._tables.update([request for request in plan.work if request.number in moved])
         # What has no context reads nothing from the pool: without a KV cache there is none to read.
-        singles = [r for r, n in plan.work.items() if n == 1 and r.computed]
+        singles = list(plan.work) if plan.decode_only else [r for r, n in plan.work.items() if n == 1 and r.computed]
         singles.sort(key=_computed)
         columns = self._columns(singles)
+        # Those among them that compute all they know.
+        requests = singles if plan.decode_only else [r for r in singles if r.computed + 1 == len(r.tokens)]
         step = None
-        if self._graphs and len(singles) == len(plan.work) and all(r.computed + 1 == r.known for r in singles):
-            requests = singles
-        else:
-            ids, positions, last_rows, requests, step = self._inputs(plan, singles, columns)
+        if not self._graphs or len(requests) < len(plan.work):
+            ids, positions, last_rows, requests, step = self._inputs(plan, singles, columns, requests)
         built = time.perf_counter()
         timer = ForwardTimer(self.device)
         logits = self._graphs.run(columns) if step is None else self._forward(ids, positions, step, last_rows)
@@ -178,7 +178,7 @@ class TorchRunner:
         slots = self._tables.host[rows, before // block_size] * block_size + before % block_size
         return Columns(ids, before, slots, before + 1, rows)
 
-    def _inputs(self, plan: Plan, singles: list[Request], columns: Columns):
+    def _inputs(self, plan: Plan, singles: list[Request], columns: Columns, requests: list[Request]):
         """Flat inputs of a step, requests with one new token first and by context length, then the longer spans."""
         block_size, tables = self.config.block_size, self._tables.host
         rows, lengths = columns.rows, columns.lengths
@@ -189,8 +189,7 @@ class TorchRunner:
             groups.append(attention.Group(first, blocks, lengths[first:end], block_size, self.device))
 
         at = len(singles)
-        # Those who compute all they know, and their last rows.
-        requests, ends = [r for r in singles if r.computed + 1 == len(r.tokens)], list(range(at))
+        ends = list(range(at))  # the last rows of those who compute all they know
         if len(requests) < at:
             ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
         for request in () if at == len(plan.work) else [r for r, n in plan.work.items() if n > 1 or not r.computed]:

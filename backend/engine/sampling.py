@@ -6,12 +6,15 @@ distribution: what a request says depends on its seed and its logits, not on who
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 import torch
 
 from backend.engine.request import GREEDY_BELOW, Request
 from backend.engine.upload import upload
 
+_plain = attrgetter("plain")
 NUCLEUS_GUESS = 256  # a nucleus is nearly always smaller; sorting a whole vocabulary costs a hundred times more
 
 
@@ -22,6 +25,8 @@ def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[in
     The host waits for the device once, at the end; a nucleus that must be looked for (top-p) makes it wait once more.
     """
     logits = logits.float()
+    if logits.device.type == "cpu" and all(map(_plain, requests)):
+        return _greedy(logits.numpy()), logits
     special = [(row, request) for row, request in enumerate(requests) if not request.plain]
     for row, request in special:
         params = request.params
@@ -42,10 +47,16 @@ def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[in
     return torch.where(best.isfinite(), chosen, -1).tolist(), logits
 
 
+def _greedy(logits: np.ndarray) -> list[int]:
+    """[S, V] -> where the largest number of each row stands, -1 where it is not finite."""
+    where = logits.argmax(-1)  # vectorised: a tenth of the time that torch.max takes for a large vocabulary
+    best = logits[np.arange(len(where)), where]  # NaN is larger than all
+    return np.where(np.isfinite(best), where, -1).tolist()
+
+
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[S, V] -> the largest number of each row and where it stands; NaN is larger than all."""
     if logits.device.type == "cpu":
-        # numpy's is vectorised: a tenth of the time that torch.max takes for a large vocabulary
         where = torch.from_numpy(logits.numpy().argmax(-1))
     else:
         where = logits.argmax(-1)

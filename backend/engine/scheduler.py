@@ -29,6 +29,7 @@ class Plan:
     swap_ins: list[tuple[Request, list[int]]] = field(default_factory=list)  # the last of them, back to these blocks
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to)
     preempted: list[Request] = field(default_factory=list)
+    decode_only: bool = False  # each request in it was one token behind before the step
 
 
 def _order(request: Request) -> tuple[int, int]:
@@ -58,18 +59,22 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         plan = Plan()
-        budget, block_size = self.config.token_budget, self.config.block_size
+        work, budget, block_size = plan.work, self.config.token_budget, self.config.block_size
         decoding: list[Request] = []
         chunked: list[Request] = []
+        enough = len(self.running) <= budget
         for request in self.running:
-            (decoding if len(request.tokens) - request.computed == 1 else chunked).append(request)
+            known = len(request.tokens)
+            if known - request.computed != 1:
+                chunked.append(request)
+            # Most of all steps of most requests: one more token, into a block that it has.
+            elif enough and known <= len(request.table) * block_size:
+                work[request] = 1
+            else:
+                decoding.append(request)
+        budget -= len(work)
         for request in decoding + chunked:
             if not request.admitted:  # preempted in this very step
-                continue
-            # Most of all steps of most requests: one more token, into a block that it has.
-            if budget and request.computed + 1 == len(request.tokens) <= len(request.table) * block_size:
-                plan.work[request] = 1
-                budget -= 1
                 continue
             tokens = self._portion(request.to_compute, budget)
             if not tokens:
@@ -78,8 +83,10 @@ class Scheduler:
             if request.admitted:
                 plan.work[request] = tokens
                 budget -= tokens
+        decodes = len(work)
         if not plan.preempted:
             self._admit(plan, budget)
+        plan.decode_only = not chunked and len(work) == decodes and self.config.kv_cache
         return plan
 
     def _portion(self, missing: int, budget: int) -> int:

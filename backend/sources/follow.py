@@ -158,7 +158,7 @@ class Follower:
     def _hear(self, response: http.client.HTTPResponse) -> None:
         """Until the stream ends, or has a hole: then the next attempt asks for a snapshot."""
         rest, ready = b"", Status(phase="ready")
-        gaps = self.hub.read(lambda state: state.gaps)
+        gaps = self.hub.gaps
         while chunk := response.read1(READ_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > MAX_LINE:
@@ -167,8 +167,7 @@ class Follower:
                 continue
             self.hub.ingest(*lines)
             self.status = ready
-            before, gaps = gaps, self.hub.read(lambda state: state.gaps)
-            if gaps > before:
+            if self.hub.gaps > gaps:
                 self._lost = True
                 return
 
