@@ -13,6 +13,7 @@ from backend.server import control, hardware, metrics, openai
 from backend.server.errors import ApiError, JSONResponse, unavailable
 from backend.server.guard import MAX_BODY_BYTES, Guard
 from backend.server.host import EngineHost
+from backend.server.http_tally import Counted
 
 
 def create_app(
@@ -39,6 +40,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RuntimeError, _engine_error)
     app.add_middleware(Guard, api_key=api_key, loopback=loopback, max_body_bytes=max_body_bytes)
+    app.add_middleware(Counted, tally=host.metrics.http)  # around the guard
 
     @app.get("/health")
     async def health() -> Response:

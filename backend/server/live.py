@@ -3,6 +3,7 @@
     server -> browser   a JSON array of events; the first of a connection begins with a snapshot
     browser -> server   {"watch": [requests]}, {"block": n}, {"table": request}; the answers come in the same arrays:
                         {"type": "text", …}, {"type": "block", …}, {"type": "table", …}
+                        a table that no engine tells, but its request's tokens do, has "inferred": true
                         {"tree": n}: {"type": "tree", …} once, for each n anew
                         {"phases": true}: {"type": "phases", …} comes for the next LEASE_S, at most 4 times a second
                         {"fleet": key of a replica or ""}: {"type": "fleet", …} the same way, with details of that one
@@ -59,6 +60,7 @@ class Extras(msgspec.Struct):
     fleet: Callable[[str], str] = lambda chosen: ""  # the same
     watch_telemetry: Callable[[list[str]], None] = lambda panels: None
     pulse: Callable[[], str] = lambda: ""  # "": none
+    inferred: Callable[[int], list[int] | None] = lambda request: None  # its blocks, where the engine tells none
 
 
 _decode = msgspec.json.Decoder(_Message).decode
@@ -169,7 +171,7 @@ class _Viewer:
         if self.block is not None:
             answers.append(self.hub.block(self.block))
         if self.table is not None:
-            answers.append(self.hub.table(self.table))
+            answers.append(self.hub.table(self.table, self.extras.inferred(self.table)))
         if self.tree:
             answers.append(self.hub.tree())
         self.block, self.table, self.tree = None, None, False

@@ -18,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from starlette.responses import Response
 
 from backend import events
+from backend.server.http_tally import HttpTally
 from backend.server.tally import Histogram, Tally
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Metrics:
 
     def __init__(self, hub: Hub):
         self._hub = hub
+        self.http = HttpTally()
         self._tally = Tally()
         self._inbox: deque[events.Event] = deque()
         self._registry = CollectorRegistry()
@@ -66,6 +68,7 @@ class Metrics:
         if families:
             yield from families
             yield from self._of_tally()
+        yield from self.http.families()
 
     def _of_state(self, state: State) -> list[Metric]:
         """[] before the engine has said hello."""
@@ -118,6 +121,18 @@ class Metrics:
                 "Prompt tokens found in the prefix cache, by where they were kept; counted at admission.",
                 "source",
                 {"device": totals.cached_tokens, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0},
+            ),
+            self._by(
+                GaugeMetricFamily,
+                "vllm:engine_sleep_state",
+                "Which of these states the engine is in; ours never sleeps.",
+                "sleep_state",
+                {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+            ),
+            *(
+                self._counter(f"vllm:{cache}_{name}", f"Nothing: there is no {words} here.", 0)
+                for cache, words in (("external_prefix_cache", "cache beyond this engine"), ("mm_cache", "image input"))
+                for name in ("queries", "hits")
             ),
             self._counter("vllm:num_preemptions", "Preemptions.", totals.preemptions),
             self._counter("vllm:generation_tokens", "Generated tokens.", totals.output_tokens),

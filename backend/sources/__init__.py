@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
 
+from backend import key_file
 from backend.hub import Hub
 from backend.sources.background import Background
 from backend.sources.embedded import COMMAND, EmbeddedEngine, Option
@@ -107,7 +107,7 @@ def open_source(
     return source
 
 
-def _attach(url: str, key_file: str) -> AttachedSource:
+def _attach(url: str, key_path: str) -> AttachedSource:
     from backend.sources.attach.address import base_url
     from backend.sources.attach.source import AttachedSource  # late: who attaches to nothing needs none of it
     from backend.sources.attach.target import TargetConfig, Unreachable
@@ -116,8 +116,8 @@ def _attach(url: str, key_file: str) -> AttachedSource:
         base_url(url)
     except Unreachable as error:
         raise SourceError(f"KVSCOPE_ATTACH_URL: {error}") from None
-    _key(key_file)
-    return AttachedSource(TargetConfig(url=url, key_file=key_file))
+    _key(key_path)
+    return AttachedSource(TargetConfig(url=url, key_file=key_path))
 
 
 def _is_address(url: str) -> bool:
@@ -129,12 +129,7 @@ def _is_address(url: str) -> bool:
 
 
 def _key(path: str) -> str | None:
-    if not path:
-        return None
     try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"KVSCOPE_ENGINE_KEY_FILE {path} cannot be read: {error}") from None
-    if not key or not key.isascii() or not key.isprintable():
-        raise SourceError(f"KVSCOPE_ENGINE_KEY_FILE {path} must hold one line of printable ASCII")
-    return key
+        return key_file.read(path, f"KVSCOPE_ENGINE_KEY_FILE {path}") if path else None
+    except key_file.BadKey as error:
+        raise SourceError(str(error)) from None

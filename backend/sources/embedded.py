@@ -17,14 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from backend.cpu import SPIN_COUNT
 from backend.sources import child
 from backend.sources.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "backend", "serve")
-# How often a thread looks for work before it sleeps: layers follow on each other faster than a sleeper wakes (1.7 times
-# the speed at one request on two quiet cores), but not for long, because the page wants the cores too.
-SPIN_COUNT = "3000"
 END_S = 5.0  # for a process that was asked to end
 KILL_S = 3.0  # and for one that was told to
 KEPT_LINES = 200

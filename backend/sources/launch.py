@@ -50,7 +50,8 @@ PHASES: tuple[tuple[Phase, float, str, re.Pattern[str]], ...] = (
         "compiling",
         0.65,
         "compiling",
-        re.compile(r"torch\.compile|Dynamo bytecode|Compiling a graph|Capturing CUDA graph"),
+        # not "disabling torch.compile", which it says right at the start where nothing is compiled
+        re.compile(r"vLLM's torch\.compile|torch\.compile t|Dynamo bytecode|Compiling a graph|Capturing CUDA graph"),
     ),
     ("listening", 0.9, "starting the HTTP server", re.compile(r"init engine|KV cache size|Starting vLLM")),
     ("listening", 0.97, "starting the HTTP server", re.compile(r"Application startup complete")),

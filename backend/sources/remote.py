@@ -86,9 +86,12 @@ class EngineClient:
         """Empties the prefix cache. `status` of the error: 409 not idle."""
         self._ask("POST", "/engine/reset")
 
-    def hold(self, seconds: float, at_step: int = 0) -> None:
-        """No step begins for so long, from step `at_step` on: what is sent meanwhile starts together. 0: go on."""
-        self._ask("POST", "/engine/hold", json={"seconds": seconds, "at_step": at_step})
+    def hold(self, seconds: float, at_step: int = 0) -> int:
+        """No step begins for so long, from step `at_step` on: what is sent meanwhile starts together. 0: go on.
+
+        Returns how many steps have been made.
+        """
+        return self._ask("POST", "/engine/hold", json={"seconds": seconds, "at_step": at_step})["steps"]
 
     def tokenize(self, text: str) -> list[int]:
         return self._ask("POST", "/tokenize", json={"prompt": text})["tokens"]

@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 
+from backend import key_file
 from backend.server.listen import is_loopback
 from backend.sources import SourceError
 from backend.sources.attach.detect import Found
 from backend.sources.attach.target import Secret, TargetConfig, Unreachable
 from pages.widgets import capabilities, launch, service
-from pages.widgets.format import plain
+from pages.widgets.format import badge, plain
 
 OPEN, OUTCOME = "connect_open", "connect_outcome"  # in the session
 SECRETS = ("connect_key", "connect_key_file")
@@ -117,9 +118,10 @@ def _key() -> str:
 
 def checked(key: str) -> str:
     """Raises SourceError for a key that no header could carry."""
-    if key and not (key.isascii() and key.isprintable()):
-        raise SourceError("the key must be one line of printable ASCII")
-    return key
+    try:
+        return key_file.checked(key, "the key")
+    except key_file.BadKey as error:
+        raise SourceError(str(error)) from None
 
 
 def _tried() -> Found | str:
@@ -164,14 +166,13 @@ def _shown(outcome: Found | str | None) -> None:
         return
     name = f"{outcome.title} {outcome.version}".strip()
     with st.container(horizontal=True, gap="xsmall", key="connect_found"):
-        st.badge(plain(name), icon=":material/check_circle:", color="green")
+        st.badge(badge(name), icon=":material/check_circle:", color="green")
         if outcome.model:
-            st.badge(plain(outcome.model), icon=":material/neurology:", color="gray")
+            st.badge(badge(outcome.model), icon=":material/neurology:", color="gray")
         if outcome.metrics_url:
-            st.badge(plain(f"metrics at {outcome.metrics_url}"), icon=":material/monitoring:", color="gray")
+            st.badge(badge(f"metrics at {outcome.metrics_url}"), icon=":material/monitoring:", color="gray")
         for endpoint in outcome.kv_endpoints:
-            where = str(endpoint.get("endpoint"))
-            st.badge(plain(f"KV events at {where}"), icon=":material/grid_view:", color="gray")
+            st.badge(badge(f"KV events at {endpoint.url}"), icon=":material/grid_view:", color="gray")
     for problem in outcome.problems:
         st.warning(plain(problem), icon=":material/warning:")
     capabilities.table(outcome.capabilities)

@@ -51,5 +51,10 @@ def plain(text: str) -> str:
     )  # an invisible joiner: no address is recognised any more
 
 
+def badge(text: str) -> str:
+    """The same for `st.badge`, which makes brackets harmless by itself: an IPv6 address has some."""
+    return plain(text).replace(r"\[", "[").replace(r"\]", "]")
+
+
 _MARKDOWN = frozenset(r"\`*_{}[]()<>#+-!|~$:&")
 _LINK = re.compile(r"\\:/|www|@", re.IGNORECASE)

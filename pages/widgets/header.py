@@ -11,7 +11,7 @@ from backend.fold import State
 from backend.sources import SourceError
 from backend.sources.status import Status
 from pages.widgets import capabilities, live, service
-from pages.widgets.format import plain, size
+from pages.widgets.format import badge, plain, size
 
 SOURCES = {
     "embedded": "engine of this page: started, watched and ended by it",
@@ -114,16 +114,16 @@ def _badges(found: service.Service, status: Status, units: str) -> None:
     words, colour, icon = condition(status, known.in_flight if known else 0)
     with st.container(horizontal=True, gap="xsmall", vertical_alignment="center", key="strip"):
         if known:
-            st.badge(plain(known.model), icon=":material/neurology:", color="gray", help=plain(known.model_help))
+            st.badge(badge(known.model), icon=":material/neurology:", color="gray", help=plain(known.model_help))
             if known.dtype:
-                st.badge(plain(known.dtype), color="gray", help=plain(known.dtype_help))
+                st.badge(badge(known.dtype), color="gray", help=plain(known.dtype_help))
             if known.device:
-                st.badge(plain(known.device), icon=":material/memory:", color="gray", help=plain(known.device_help))
+                st.badge(badge(known.device), icon=":material/memory:", color="gray", help=plain(known.device_help))
             if found.attached:
                 _attached(known.attached, found.where)
             else:
                 st.badge(
-                    plain(known.source),
+                    badge(known.source),
                     icon=":material/sensors:",
                     color="gray",
                     help=SOURCES.get(known.source, "engine"),
@@ -137,7 +137,7 @@ def _badges(found: service.Service, status: Status, units: str) -> None:
 
 def _attached(what: str, where: str) -> None:
     st.badge(
-        plain(f"ATTACHED: {what} at {where}"),
+        badge(f"ATTACHED: {what} at {where}"),
         icon=":material/cable:",
         color="blue",
         help="A server that is not ours. Numbers are those that it exports, read again and again, and what our own "
@@ -157,7 +157,7 @@ def _evidence(evidence: str) -> None:
         if service.get().source.can_restart:
             st.button("Back to the real engine", key="real", type="tertiary", on_click=_back)
     else:
-        st.badge(plain(evidence), color="green", help="All numbers here are counted or timed by the engine as it runs.")
+        st.badge(badge(evidence), color="green", help="All numbers here are counted or timed by the engine as it runs.")
 
 
 def _back() -> None:

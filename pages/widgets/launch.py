@@ -174,8 +174,11 @@ def _running() -> None:
             st.success(plain(_said or f"vLLM is {status.words}; all pages show it."), icon=":material/check_circle:")
         else:
             st.progress(status.share, text=plain(status.words))
-        with st.expander("Its log", key="launch_log", type="compact"):
-            st.code("\n".join(status.lines), language=None, height=220)
+        with (
+            st.expander("Its log", key="launch_log", type="compact"),
+            st.container(height=236, border=False, autoscroll=True),
+        ):
+            st.code("\n".join(status.lines), language=None)
 
     moving()
     with st.expander("Its command", key="launch_command", type="compact"):

@@ -92,11 +92,13 @@ def feed() -> None:
     turns = service.get().turns
     fresh |= turns != st.session_state.get(_TURNS)  # the pages turned to another source
     st.session_state[_TURNS] = turns
+    table = _number(asked.get("table"))
     cursor, frame = service.get().hub.frame(
         None if fresh else st.session_state.get(_CURSOR),
         watch=_numbers(asked.get("watch")),
         block=_number(asked.get("block")),
-        table=_number(asked.get("table")),
+        table=table,
+        inferred=None if table is None else service.get().inferred(table),
     )
     st.session_state[_CURSOR] = cursor
     if asked.get("tree") != st.session_state.get(_TREE):  # a number for each time that it was asked

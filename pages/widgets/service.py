@@ -104,7 +104,12 @@ class Service:
 
     def extras(self) -> Extras:
         """What the live WebSocket tells beside the events."""
-        return Extras(self.phases.message, self.fleet_message, self.telemetry.renew, self.pulse)
+        return Extras(self.phases.message, self.fleet_message, self.telemetry.renew, self.pulse, self.inferred)
+
+    def inferred(self, request: int) -> list[int] | None:
+        """Cells of the map that a request of ours must hold, by its tokens; None of an engine that tells its tables."""
+        source = self.source
+        return source.table_of(request) if source.kind == ATTACHED else None
 
     def set_habits(self, **changes) -> None:
         """Counts from the users' next questions on."""

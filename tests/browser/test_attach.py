@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.pages import accessible, count, no_traceback, number, picture, until, users
 from tests.browser.vllm_server import VllmServer
 from tests.sources.attach.replicas import Replicas
+from tests.sources.attach.wire import Publisher, payload, stored
 from tests.sources.fake_engine import Serving
 
 SECRET = "a-key-that-nobody-may-see"
@@ -28,6 +29,17 @@ def serving() -> Iterator[tuple[VllmServer, str]]:
 def vllm(serving) -> tuple[VllmServer, str]:
     serving[0].how_metrics, serving[0].key = "well", ""
     return serving
+
+
+@pytest.fixture
+def kv_events(vllm) -> Iterator[None]:
+    """The server publishes two blocks of a prompt, and tells the prompt's tokens with each answer."""
+    server, ids = vllm[0], list(range(300))
+    server.kv, server.prompt_ids = Publisher(), ids
+    server.kv.send(payload(stored(1, 2, tokens=ids[:256], size=128)))
+    yield
+    publisher, server.kv, server.prompt_ids = server.kv, None, []
+    publisher.close()
 
 
 @pytest.fixture
@@ -90,7 +102,7 @@ def test_a_connection_is_tried_and_what_is_wrong_is_said(page, vllm):
     no_traceback(page)
 
 
-def test_all_tabs_follow_and_show_what_the_server_tells(page, vllm, stub, open_page):
+def test_all_tabs_follow_and_show_what_the_server_tells(page, vllm, kv_events, stub, open_page):
     _, url = vllm
     other = open_page(f"{stub}/blocks")
     connect(page, url)
@@ -99,7 +111,8 @@ def test_all_tabs_follow_and_show_what_the_server_tells(page, vllm, stub, open_p
     expect(number(page, "blocks")).to_have_text("6.9 %")  # the recorded gauge
     expect(number(page, "flight")).to_have_text("12")
     expect(number(page, "rate")).to_contain_text("tok/s")
-    expect(number(other, "filled")).to_have_text("Not available")
+    expect(number(other, "saved")).to_have_text("Not available")
+    expect(number(other, "filled")).to_have_text("256 tokens")  # cached, by medium
     pool = picture(other, "Block pool")
     until(lambda: count(pool, "used") == 25 and count(pool, "blocks") == 363, "the gauge in blocks")
 
@@ -111,6 +124,13 @@ def test_all_tabs_follow_and_show_what_the_server_tells(page, vllm, stub, open_p
     expect(page.locator("article[data-request] .answer").first).to_contain_text("w1 w2")
     users(page, "0")
     accessible(page)
+
+    # Which blocks it holds is told by nobody: concluded from its tokens, and said to be.
+    other.get_by_role("option").first.click()
+    expect(other.get_by_text("Inferred from its tokens, not told: 2 full cells")).to_be_visible()
+    expect(other.get_by_role("region", name="Block table").locator("tbody tr")).to_have_count(2)
+    until(lambda: count(pool, "inferred") == 2, "its cells on the map")
+    accessible(other)
 
     page.get_by_role("link", name="Phases").click()
     expect(number(page, "ridge")).to_contain_text("FLOP/byte")

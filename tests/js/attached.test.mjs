@@ -6,6 +6,7 @@ import { anonymousFrom, describe } from "../../assets/live/views/grid.js";
 import { imbalanceWords, totals, worded } from "../../assets/live/views/fleet.js";
 import { statusLine } from "../../assets/live/views/gantt.js";
 import { points } from "../../assets/live/views/roofs.js";
+import { guessed } from "../../assets/live/views/table.js";
 import { SCRAPED, SCRAPED_PHASES, age, bucket, others, stale } from "../../assets/live/views/scraped.js";
 
 const state = (values, more = {}) => ({
@@ -21,6 +22,16 @@ test("what is absent says why, and is no number", () => {
     assert.deepEqual(card(name, bare).slice(0, 2), ["Not available", absent.note], name);
   }
   for (const name of ["filled", "saved"]) assert.equal(card(name, bare)[0], "Not available");
+});
+
+test("what is cached where is told by KV events only", () => {
+  const flag = "--kv-events-config", view = { view: "prefix_tree", quality: "none", why: "vLLM publishes none", flag };
+  assert.deepEqual(card("filled", state({}, { capabilities: { views: [view] } })).slice(0, 2), ["Not available", `vLLM publishes none · ${flag}`]);
+  const told = { cached_tokens_gpu: { value: 512, name: "KV events" }, cached_tokens_cpu: { value: 64, name: "KV events" } };
+  const [value, below, from] = card("filled", state(told, { model: { kv_bytes_per_token: 1024 } }));
+  assert.deepEqual([value, below], ["576 tokens", "GPU 512 tokens = 512 KiB · CPU 64 tokens = 64.0 KiB"]);
+  assert.match(from, /^measured · KV events/);
+  assert.equal(card("filled", state(told))[1], "GPU 512 tokens · CPU 64 tokens"); // bytes of a token are not told
 });
 
 test("gauges are the server's, with the series that they were read from", () => {
@@ -53,6 +64,9 @@ test("requests of others are a number, and known only of an attached engine", ()
   const ours = { 1: { state: "decode" }, 2: { state: "finished" } };
   assert.equal(others(state({ running: { value: 5 }, waiting: { value: 2 } }, { requests: ours })), 6);
   assert.equal(others(state({ running: { value: 0 } }, { requests: ours })), 0); // a gauge that is a moment old
+  const ended = { ...ours, 3: { state: "finished", t_queued: 1, t_end: 6.5 }, 4: { state: "finished", t_queued: 1, t_end: 5 } };
+  assert.equal(others(state({ running: { value: 2 } }, { requests: ended })), 0); // one of them ended since the gauge was read
+  assert.equal(others(state({ running: { value: 2 } }, { requests: { ...ours, 3: { state: "decode", t_queued: 7.1 } } })), 1); // not in it yet
   assert.equal(others(state({})), null);
   assert.equal(others({ scrape: null, requests: ours }), null);
 });
@@ -75,6 +89,9 @@ test("blocks in use without a known hash are the last free cells", () => {
   assert.match(describe(shown, 7), /which one is not told/);
   assert.match(describe(shown, 8), /cached block of 16 tokens; who uses it now is not told/);
   assert.equal(describe(shown, 5), "Cell 5: free");
+  const inferred = { request: 2, cells: new Set([8]) };
+  assert.match(describe(shown, 8, inferred), /of request B, inferred from its tokens, not told/);
+  assert.match(describe(shown, 0, inferred), /who uses it now is not told/);
   assert.equal(anonymousFrom({ ...shown, pool: { used_blocks: 0, cached_blocks: 4, resident_blocks: 4 } }), 10);
   assert.equal(anonymousFrom({ scrape: null, blocks, pool }), Infinity);
 });
@@ -83,6 +100,13 @@ test("a request without a token is neither queued nor in prefill there", () => {
   const request = { state: "prefill", computed: 0, prompt_tokens: 40, output_tokens: 0, t_queued: 1 };
   assert.equal(statusLine(request, 1.5, true), "◌ no token yet 500 ms");
   assert.equal(statusLine(request, 1.5), "▲ prefill 0/40");
+});
+
+test("an inferred block table says that it is, and why there is none", () => {
+  const request = { request: 2, user: "", id: "chat-2" };
+  assert.equal(guessed(request, undefined), "Inferring from its tokens · chat-2");
+  assert.match(guessed(request, []), /^Nothing to infer: its token ids are not told, or no full block of it is cached/);
+  assert.match(guessed(request, [3, 8]), /^Inferred from its tokens, not told: 2 full cells/);
 });
 
 test("the estimate is a point of its own, said to be one", () => {

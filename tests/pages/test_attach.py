@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from backend.events import View
 from backend.experiments import Progress
 from backend.hub import Hub
 from backend.sources import Source, SourceError
+from backend.sources.attach import web
+from backend.sources.attach.detect import Found
 from backend.sources.attach.endpoints import FleetError
 from backend.sources.attach.fleet_view import message
 from backend.sources.attach.target import Secret, TargetConfig, Unreachable
@@ -21,6 +26,8 @@ from pages.widgets import capabilities, connect, fleet, header, service
 from pages.widgets.service import Service
 from tests.browser.vllm_server import VllmServer
 from tests.sources.attach.replicas import Replicas
+from tests.sources.attach.talker import Said, Talker, certificate, told
+from tests.sources.attach.texts import recorded
 from tests.sources.fake_engine import Serving
 from tests.waiting import eventually
 
@@ -124,6 +131,74 @@ def test_nobody_there_is_said_within_seconds(found):
 )
 def test_only_a_server_on_this_machine_wants_its_cores(url, here):
     assert connect.loopback(url) is here
+
+
+@pytest.fixture
+def dialog(found, monkeypatch) -> Callable[..., Found | str]:
+    """What the connect dialog says of an address: what it found, or the words of its error."""
+    monkeypatch.setattr(service, "_service", found)
+
+    def script() -> None:
+        from pages.widgets import connect
+
+        connect._dialog()
+
+    page = AppTest.from_function(script, default_timeout=30).run()
+
+    def ask(url: str, **fields: str | bool) -> Found | str:
+        page.text_input(key="connect_url").set_value(url)
+        for name, value in fields.items():
+            (page.toggle if isinstance(value, bool) else page.text_input)(key=f"connect_{name}").set_value(value)
+        next(button for button in page.button if button.label == "Test connection").click()
+        page.run()
+        assert not page.exception
+        return page.error[0].value if page.error else page.session_state[connect.OUTCOME]
+
+    return ask
+
+
+ANSWERS = {"/metrics": Said(recorded("vllm_metrics_load")), "/v1/models": told({"data": [{"id": "m"}]})}
+
+
+def test_the_dialog_says_what_is_wrong_with_a_connection(dialog, monkeypatch, tmp_path):
+    with Talker(dict(ANSWERS)) as other, Talker(dict(ANSWERS)) as talker:
+        assert dialog(talker.url).kv_endpoints == []
+        talker.answers["/kv_event_sources"] = told({"0": {"endpoint": "tcp://127.0.0.1:5557"}})
+        assert [endpoint.url for endpoint in dialog(talker.url).kv_endpoints] == ["tcp://127.0.0.1:5557"]
+        talker.answers["/metrics"] = Said(delay_s=30)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(web, "ANSWER_S", 0.5)
+            assert "does not answer GET" in dialog(talker.url)
+        talker.answers["/metrics"] = Said(status=302, headers={"location": f"{other.url}/metrics"})
+        assert "another server" in dialog(talker.url, key="a-key-that-nobody-may-see") and other.asked == []
+        talker.answers["/metrics"] = Said(status=401)
+        said = dialog(talker.url, key="a-key-that-nobody-may-see")
+        assert "401" in said and "nobody" not in said
+    if shutil.which("openssl"):
+        context, pem = certificate(tmp_path)
+        with Talker(dict(ANSWERS), tls=context) as secure:
+            assert "is not trusted" in dialog(secure.url)
+            assert dialog(secure.url, ca=str(pem)).kind == "vllm"
+            assert dialog(secure.url, ca="", insecure=True).kind == "vllm"
+
+
+def test_the_dialog_takes_ipv6_and_a_path_that_a_proxy_puts_in_front(dialog):
+    with Talker({f"/llm{path}": said for path, said in ANSWERS.items()}) as proxy:
+        assert "404" in dialog(proxy.url)
+        assert dialog(f"{proxy.url}/llm/v1").metrics_url == f"{proxy.url}/llm/metrics"
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    with Talker(dict(ANSWERS), host="::1") as six:
+        assert dialog(six.url).metrics_url == f"http://[::1]:{six.port}/metrics"
+        assert "connection refused" in dialog("http://[::1]:1")
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def test_a_key_must_fit_into_a_header():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pages.widgets.format import figures, percent, plain, seconds, size
+from pages.widgets.format import badge, figures, percent, plain, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,10 @@ def test_small_shares_keep_a_digit():
 def test_names_are_data_never_markup():
     assert plain("[x] **b** $m$ :red[c]") == r"\[x\] \*\*b\*\* \$m\$ \:red\[c\]"
     assert plain("<b>a</b>\n# b") == r"\<b\>a\</b\> \# b"
+
+
+def test_brackets_of_a_badge_are_left_to_it():
+    assert badge(r"[::1]:8000 a\]") == r"[\:\:1]\:8000 a\\]"  # it makes \[ and \] of them itself
 
 
 def test_addresses_in_messages_do_not_become_links():

@@ -178,6 +178,17 @@ def test_reading_along_blocks_and_tables():
         assert any(job.number in holders for _, _, _, holders, *_ in tree["nodes"])
 
 
+def test_a_table_that_only_somebody_concludes_is_told_as_inferred():
+    told = []
+    extras = live.Extras(inferred=lambda request: told.append(request) or [0, 1])
+    with serving(get_extras=lambda: extras) as site, connect(site.url) as client:
+        site.steps(10)
+        job = site.engine.running[0]
+        answer = question(client, "table", table=job.number)
+        assert answer["inferred"] is True and [block for block, _ in answer["blocks"]] == [0, 1]
+        assert told == [job.number]
+
+
 def test_what_does_not_exist_is_not_answered_and_does_no_harm():
     with serving() as site, connect(site.url) as client:
         client.send(json.dumps({"watch": [999, -1], "block": 10**9, "table": 12345, "later": True}))

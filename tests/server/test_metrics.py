@@ -99,15 +99,45 @@ def test_every_query_of_vllms_dashboard_has_an_answer(measured):
     queries = [line for line in DASHBOARD.read_text().splitlines() if line and not line.startswith("#")]
     names: set[str] = set()
     for query in queries:
-        asked = set(re.findall(r"vllm:\w+", query))
         grouped = {label for group in re.findall(r"by\(([\w, ]+)\)", query) for label in group.split(", ")}
-        for name in asked:
+        for name, matchers in re.findall(r"((?:vllm:|http_)\w+)(?:\{([^}]*)\})?", query):
+            wanted = set(re.findall(r'(\w+)="([\w.]+)"', matchers))  # labels with a value of the dashboard's own
             found = [dict(labels) for sample, labels in after if sample == name]
-            assert found, f"{name} is not on /metrics: {query}"
-            assert all({"model_name", *grouped} <= set(labels) for labels in found), query
-            assert {labels["model_name"] for labels in found} == {"parrot"}
-        names |= asked
-    assert len(queries) == 19 and len(names) == 21
+            assert any(wanted <= set(labels.items()) for labels in found), f"{name} is not on /metrics: {query}"
+            assert all(grouped <= set(labels) for labels in found), query
+            if name.startswith("vllm:"):  # HTTP's are of the server, not of a model
+                assert {labels.get("model_name") for labels in found} == {"parrot"}
+            names.add(name)
+    assert len(queries) == 36 and len(names) == 38
+
+
+def test_http_requests_are_counted_as_vllms_server_counts_them(measured):
+    _, after, _ = measured
+
+    def http(name: str, **labels: str) -> float:
+        return after[f"http_{name}", frozenset(labels.items())]
+
+    completions = {"handler": "/v1/completions", "method": "POST"}
+    assert http("requests_total", **completions, status="2xx") == 5  # the one who left too: it had begun
+    assert http("requests_total", **completions, status="5xx") == 1
+    assert http("request_duration_seconds_count", **completions) == 6
+    assert http("request_duration_highr_seconds_count") == 6  # /metrics and /health are left out
+    assert http("request_duration_highr_seconds_sum") > 0
+    assert {name for name, labels in after if ("handler", "/metrics") in labels} == set()
+
+
+def test_what_strangers_send_makes_no_series_of_its_own():
+    with serving(Bird(), api_key="a-key-of-sixteen-letters") as served, httpx.Client(base_url=served.url) as http:
+        http.get("/v1/models")  # 401, before it has a route
+        http.headers["authorization"] = "Bearer a-key-of-sixteen-letters"
+        http.request("BREW", "/coffee")
+        http.request("PUT", "/v1/completions")
+        told = re.findall(r"^http_requests_total\{(.*)\} (.*)$", http.get("/metrics").text, re.MULTILINE)
+    assert sorted(told) == [
+        ('handler="/v1/completions",method="PUT",status="4xx"', "1.0"),
+        ('handler="none",method="GET",status="4xx"', "1.0"),
+        ('handler="none",method="other",status="4xx"', "1.0"),
+    ]
 
 
 def test_histograms_hold_every_request(measured):

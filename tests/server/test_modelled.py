@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from backend.experiments.sweep import Settings, sweep
 from backend.models.plain import PlainTokenizer
 from backend.server.serve import Wanted
+from backend.sources.background import Background
+from backend.sources.remote import EngineClient
 from tests.server.conftest import eventually, serving
 
 
@@ -38,12 +41,33 @@ def test_it_serves_like_any_engine_and_says_what_it_is():
         assert refused.status_code == 409 and "data sheet" in refused.json()["error"]["message"]
 
 
+def test_results_of_an_experiment_say_that_they_are_modelled():
+    with modelled("llama-3-8b", speed=100) as served:
+        served.wait_ready()
+        background = Background()
+        client = EngineClient(lambda: served.url, background)
+        try:
+            experiment = sweep(client, Settings(batches=(1, 8), contexts=(64,), steps=3))
+            while True:
+                try:
+                    next(experiment)
+                except StopIteration as end:
+                    result = end.value
+                    break
+        finally:
+            client.close()
+            background.close()
+    assert "Modelled" in result.modelled and "100 times as fast" in result.modelled
+    assert {number.evidence for number in result.numbers} == {"modelled"}
+    assert any("the data sheet's read bandwidth" in note for note in result.notes)
+    assert (result.table["step (ms)"] >= result.table["lower bound (ms)"]).all()
+
+
 @pytest.mark.parametrize(
     ("model", "more", "words"),
     [
         ("llama-3-70b", {"tp": 1}, "does not fit"),
         ("llama-99", {}, "no model 'llama-99'"),
-        ("mamba", {}, "keeps no keys and values|no model"),
     ],
 )
 def test_what_cannot_be_played_is_refused_in_words(model, more, words):

@@ -46,11 +46,13 @@ export class Blocks extends PoolPicture {
     };
     selection.addEventListener("change", this.onpick);
     this.offblock = this.live.on?.("block", (answer) => this.answered(answer));
+    this.offtable = this.live.on?.("table", (answer) => answer.inferred && this.guessed(answer));
   }
 
   paint(width) {
     const { pool, state } = this;
     const lit = state.requests[selection.focus]?.table?.length ? selection.focus : null;
+    if (pool.inferred.request && (!state.scrape || pool.inferred.request !== selection.focus)) this.guessed({ request: 0, blocks: [] });
     if (lit !== pool.lit) {
       pool.lit = lit;
       this.full = true;
@@ -91,6 +93,16 @@ export class Blocks extends PoolPicture {
     this.kick();
   }
 
+  /** The cells of the followed request of an attached engine, as the block table has asked for them. */
+  guessed({ request, blocks }) {
+    const { cells } = this.pool.inferred, now = new Set(request === selection.focus ? blocks.map(([cell]) => cell) : []);
+    this.pool.inferred = { request: now.size ? request : 0, cells: now };
+    this.canvas.dataset.inferred = now.size;
+    for (const i of [...cells, ...now]) if (i < this.pool.count) this.dirty.add(i);
+    this.told = undefined;
+    this.kick();
+  }
+
   answered(answer) {
     if (answer.block !== this.hot) return;
     this.known = answer;
@@ -100,7 +112,7 @@ export class Blocks extends PoolPicture {
   tell() {
     const { state, hot, pool, tip } = this;
     if (!state || hot < 0 || hot >= state.num_blocks) return;
-    const line = describe(state, hot);
+    const line = describe(state, hot, pool.inferred);
     const known = this.known?.block === hot && kindOf(state.blocks, hot) !== "free" ? this.known : null;
     const signature = line + (known ? known.text + known.hash : "");
     if (signature !== this.told) {
@@ -146,6 +158,7 @@ export class Blocks extends PoolPicture {
     super.end();
     clearTimeout(this.asking);
     this.offblock?.();
+    this.offtable?.();
     selection.removeEventListener("change", this.onpick);
   }
 }
@@ -168,6 +181,7 @@ const OWN = [
 ];
 const ATTACHED = [
   ["cached", "", "a cached block, in use or not (KV events)"],
+  ["inferred", "A?", "of the followed request: inferred from its tokens, not told"],
   ["unnamed", "", "in use, by the server's gauge: how many, not which"],
   ["hatched", "", "evicted"],
   ["free", "", "free"],

@@ -26,7 +26,7 @@ export class Devices extends DevicePanel {
     this.key = key;
     const fakes = told.devices.filter((d) => d.fake);
     this.banner.hidden = !fakes.length;
-    if (fakes.length) setText(this.banner, `Fake device: ${fakes.map((d) => d.name).join(", ")} is a stand-in for tests. Its readings come from a script; no such hardware is here.`);
+    if (fakes.length) setText(this.banner, fakesAre(fakes.map((d) => d.name)));
     const problem = told.state && told.state !== "ready";
     const waiting = !told.state;
     this.message.hidden = !problem && !waiting;
@@ -52,4 +52,9 @@ export class Devices extends DevicePanel {
     if (several) node.addEventListener("click", () => picked.pick(device.uuid));
     return node;
   }
+}
+
+function fakesAre(names) {
+  const what = names.length > 1 ? `Fake devices: ${names.join(", ")} are stand-ins` : `Fake device: ${names[0]} is a stand-in`;
+  return `${what} for tests. Readings come from a script; no such hardware is here.`;
 }

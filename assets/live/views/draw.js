@@ -53,9 +53,13 @@ export const STATES = {
   finished: { glyph: "✓", word: "finished" },
 };
 
-/** A request's state as it may be called: whether an attached engine computes a prompt or lets it wait is not told. */
-export const stateOf = (state, request) =>
-  state.scrape && request.state === "prefill" ? { glyph: STATES.queued.glyph, word: "no token yet" } : (STATES[request.state] ?? STATES.queued);
+/** A request's state as it may be called: whether an attached engine computes a prompt or lets it wait is not told, and
+ * what was aborted or failed has ended, but is not finished. */
+export function stateOf(state, request) {
+  if (state.scrape && request.state === "prefill") return { glyph: STATES.queued.glyph, word: "no token yet" };
+  if (request.state === "finished" && !["", "stop", "length"].includes(request.reason ?? "")) return { glyph: "✕", word: request.reason };
+  return STATES[request.state] ?? STATES.queued;
+}
 
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 

@@ -26,11 +26,11 @@ export function anonymousFrom(state) {
 }
 
 /** One line for a person who hovers over or steps through the pool. */
-export function describe(state, i) {
+export function describe(state, i, inferred) {
   const { blocks, block_size: size } = state;
   const owners = blocks.owners[i];
   const kind = kindOf(blocks, i);
-  if (state.scrape) return cell(state, i, kind);
+  if (state.scrape) return cell(state, i, kind, inferred);
   if (kind === "free") return `Block ${i}: free`;
   if (kind === "cached") return `Block ${i}: cached, no owner, its ${size} tokens can be reused`;
   const names = owners.slice(0, 6).map(letters).join(", ") + (owners.length > 6 ? " …" : "");
@@ -39,7 +39,8 @@ export function describe(state, i) {
 }
 
 /** A cell of an attached engine's map: its place is ours. */
-function cell(state, i, kind) {
+function cell(state, i, kind, inferred) {
+  if (inferred?.cells.has(i)) return `Cell ${i}: a cached block of ${state.block_size} tokens; of request ${letters(inferred.request)}, inferred from its tokens, not told`;
   if (kind === "cached") return `Cell ${i}: a cached block of ${state.block_size} tokens; who uses it now is not told`;
   if (i >= anonymousFrom(state)) return `Cell ${i}: a block in use, by the server's gauge; which one is not told`;
   return `Cell ${i}: free`;
@@ -54,6 +55,7 @@ export class Pool {
     this.count = 0;
     this.anonymous = Infinity; // see anonymousFrom
     this.lit = null; // request whose blocks stand out; null: all alike
+    this.inferred = { request: 0, cells: new Set() }; // of an attached engine's request of ours, by its tokens
   }
 
   theme(colors) {
@@ -158,7 +160,10 @@ export class Pool {
     c.fillRect(x, y, this.width, this.height);
     if (this.lit !== null && !owners.includes(this.lit)) c.globalAlpha = 0.28;
     if (!owners.length) {
-      if (blocks.sealed[i]) this.cached(x, y, w, h, line);
+      if (blocks.sealed[i]) {
+        this.cached(x, y, w, h, line);
+        if (this.inferred.cells.has(i)) this.guess(x, y, w, h, line);
+      }
       else if (i >= this.anonymous) this.unnamed(x, y, w, h, line);
       else this.free(x, y, w, h, line);
     } else {
@@ -233,6 +238,21 @@ export class Pool {
     c.setLineDash(small >= 20 * line ? [4 * line, 3 * line] : [2 * line, 2 * line]);
     this.border(x, y, w, h, colors.cached, line);
     c.setLineDash([]);
+  }
+
+  /** Whose it must be, by its tokens: a dashed frame and a letter in doubt, for no engine tells it. */
+  guess(x, y, w, h, line) {
+    const { context: c, colors, unit } = this;
+    const small = Math.min(w, h), large = small >= 14 * unit;
+    c.setLineDash(large ? [5 * line, 3 * line] : [2 * line, 2 * line]);
+    this.border(x, y, w, h, colors.text, large ? 2 * line : line);
+    c.setLineDash([]);
+    if (small / unit < 24) return;
+    c.font = `600 ${12 * unit}px ${colors.font}`;
+    c.textAlign = "center";
+    c.textBaseline = "middle";
+    c.fillStyle = colors.cachedText;
+    c.fillText(`${letters(this.inferred.request)}?`, x + w / 2, y + h / 2 + unit * 0.5, w - 8 * unit);
   }
 
   unnamed(x, y, w, h, line) {

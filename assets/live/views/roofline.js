@@ -55,7 +55,7 @@ export class Roofline extends Picture {
     const sheet = sheetRoof(this.message);
     const overlay = this.settings.overlay;
     this.shown = this.everything();
-    const { x, y } = domain(this.shown, [roof, sheet, overlay].filter(Boolean));
+    const { x, y } = domain(this.shown, [roof, sheet, overlay].filter(Boolean), roof ? [] : this.message?.trail);
     this.x = logScale(x[0], x[1], LEFT, width - RIGHT);
     this.y = logScale(y[0], y[1], HEIGHT - AXIS, TOP);
     this.grid(width);

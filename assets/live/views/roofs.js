@@ -76,10 +76,10 @@ export function sheetRoof(message) {
   return bandwidth && flops ? { bandwidth: bandwidth.value, flops: flops.value, name: `${flops.kind}: ${rate(flops.value, "FLOP/s")}` } : null;
 }
 
-/** Ranges of both axes in whole decades, so that nothing jumps with every step. */
-export function domain(shown, roofs) {
-  const xs = [1, 100, ...shown.map((p) => p.x), ...roofs.map((r) => r.flops / r.bandwidth)];
-  const ys = [...shown.map((p) => p.y), ...roofs.map((r) => r.flops)];
+/** Ranges of both axes in whole decades, so that nothing jumps with every step. `trail`: rows that no roof holds down. */
+export function domain(shown, roofs, trail = []) {
+  const xs = [1, 100, ...shown.map((p) => p.x), ...trail.map((row) => row[2]), ...roofs.map((r) => r.flops / r.bandwidth)].filter((x) => x > 0);
+  const ys = [...shown.map((p) => p.y), ...trail.map((row) => row[3]), ...roofs.map((r) => r.flops)].filter((y) => y > 0);
   const low = (values) => 10 ** Math.floor(Math.log10(Math.min(...values) * 0.8));
   const high = (values) => 10 ** Math.ceil(Math.log10(Math.max(...values) * 1.3));
   if (!ys.length) ys.push(1e8, 1e12);

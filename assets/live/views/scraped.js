@@ -6,6 +6,7 @@ import { bytes, count, figures, percent, seconds } from "./draw.js";
 export const ABSENT = "Not available";
 const QUIET = "No traffic";
 const OLD_S = 5;
+const BY_MEDIUM = "cached_tokens_"; // see backend/sources/attach/canonical.py
 
 const of = (state, name) => state.scrape.values[name] ?? { value: null };
 const number = (state, name) => of(state, name).value ?? null;
@@ -36,7 +37,10 @@ export function others(state) {
   if (!state.scrape || stale(state)) return null;
   const running = number(state, "running"), waiting = number(state, "waiting");
   if (running === null && waiting === null) return null;
-  const own = Object.values(state.requests).filter((r) => r.state !== "finished").length;
+  // Of ours, whoever may be in that gauge: it is some steps old, and who ended since was still counted.
+  const { t, scrape_s: asked = 0, window_s: window } = state.scrape;
+  const counted = (r) => !(r.t_queued > t + asked) && (r.state !== "finished" || r.t_end >= t - window);
+  const own = Object.values(state.requests).filter(counted).length;
   return Math.max(0, Math.round((running ?? 0) + (waiting ?? 0)) - own);
 }
 
@@ -58,6 +62,26 @@ function used(state, units) {
   const fullest = number(state, "kv_usage_max");
   if (fullest !== null) words.push(`${percent(fullest)} in the fullest engine`);
   return [percent(usage), words.join(" · ") || "how many blocks there are is not told", from];
+}
+
+/** Tokens whose keys and values are cached, as [[medium as the engine calls it, tokens], …]; [] where nobody tells. */
+export function media(state) {
+  const told = Object.entries(state.scrape?.values ?? {}).filter(([name]) => name.startsWith(BY_MEDIUM));
+  return told.map(([name, { value }]) => [name.slice(BY_MEDIUM.length).toUpperCase(), value]);
+}
+
+/** "GPU 512 tokens = 11.3 MiB" */
+export const kept = (state, units) => ([medium, tokens]) =>
+  [`${medium} ${count(tokens)} tokens`, ...(state.model.kv_bytes_per_token ? [bytes(tokens * state.model.kv_bytes_per_token, units)] : [])].join(" = ");
+
+function cached(state, units) {
+  const told = media(state);
+  if (!told.length) {
+    const view = state.capabilities.views.find((v) => v.view === "prefix_tree");
+    return [ABSENT, view?.quality === "none" && view.why ? `${view.why}${view.flag ? ` · ${view.flag}` : ""}` : "no KV events are followed", ""];
+  }
+  const all = told.reduce((sum, [, tokens]) => sum + tokens, 0);
+  return [`${count(all)} tokens`, told.map(kept(state, units)).join(" · "), origin(state, `${BY_MEDIUM}${told[0][0].toLowerCase()}`)];
 }
 
 /** name → [(state, now, units) → [value, line below, where it is from], how it is obtained, the card's name if another] */
@@ -101,8 +125,9 @@ export const SCRAPED = {
     "From the server's histogram, first tokens of the last 30 s: the bucket that p95 lies in is known, where in it is interpolated. While it has none: our own requests as their client saw them.",
   ],
   filled: [
-    () => [ABSENT, "how full used blocks are is not exported", ""],
-    "Servers export how many blocks are in use, not how many of their slots hold tokens.",
+    (state, now, units) => cached(state, units),
+    "Tokens of the blocks whose hashes the server's KV events tell, by where they are kept; copies counted. How many slots of used blocks hold tokens is not exported.",
+    "Cached, by medium",
   ],
   saved: [
     () => [ABSENT, "holders of a block are not exported", ""],

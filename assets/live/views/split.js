@@ -2,10 +2,13 @@
 import { Picture, bytes, count, figures, patterns, percent } from "./draw.js";
 import { element, setText } from "./dom.js";
 import { poolSplit } from "../fold.js";
+import { kept, media } from "./scraped.js";
 
 const HEIGHT = 108;
 const BAR_TOP = 10;
 const BAR = 34;
+
+const UNTOLD = "how many bytes a token takes is not told";
 
 /** The formulas under the bar, values filled in. */
 export function formulas(state, units) {
@@ -21,9 +24,11 @@ export function formulas(state, units) {
   }
   lines.push([
     "used = used blocks × block",
-    `${count(pool.used_blocks)} × ${bytes(perToken * slots, units)} = ${bytes(pool.used_blocks * perToken * slots, units)}`,
+    perToken ? `${count(pool.used_blocks)} × ${bytes(perToken * slots, units)} = ${bytes(pool.used_blocks * perToken * slots, units)}` : UNTOLD,
   ]);
   if (state.scrape) {
+    const told = media(state);
+    if (told.length) lines.push(["cached, in use or not, by medium (KV events)", told.map(kept(state, units)).join(" · ")]);
     lines.push(["filled slots, wasted slots, holders of a block", "not exported: of an attached engine only the number of used blocks is known"]);
     return lines;
   }
@@ -105,7 +110,7 @@ export class Split extends Picture {
     this.say(() => {
       const parts = poolSplit(state);
       const names = state.scrape ? ["filled", "cached", "free"] : ["filled", "wasted", "cached", "free", "saved"];
-      return names.map((name) => `${name} ${figures(parts[name])} blocks, ${bytes(parts[name] * parts.block_bytes, this.units)}`).join("; ");
+      return names.map((name) => `${name} ${figures(parts[name])} blocks${this.size(parts, parts[name], ", ")}`).join("; ");
     });
   }
 
@@ -133,8 +138,13 @@ export class Split extends Picture {
       c.fillStyle = colors.text;
       c.font = `13px ${colors.font}`;
       const blocks = part.blocks > 0 && part.blocks < 100 && !Number.isInteger(part.blocks) ? part.blocks.toFixed(1) : count(part.blocks);
-      c.fillText(`${blocks} blocks · ${bytes(part.blocks * parts.block_bytes, this.units)}`, x, BAR_TOP + BAR + 40);
+      c.fillText(`${blocks} blocks${this.size(parts, part.blocks, " · ")}`, x, BAR_TOP + BAR + 40);
     });
+  }
+
+  /** Bytes of so many blocks, "" where an attached engine does not tell what a token takes. */
+  size(parts, blocks, before) {
+    return parts.block_bytes ? before + bytes(blocks * parts.block_bytes, this.units) : "";
   }
 
   /** The DOM under the bar changes a few times a second, and only where a number changed. */

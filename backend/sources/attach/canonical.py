@@ -29,4 +29,6 @@ RATES = (
     "read_bytes_per_s",
     "write_bytes_per_s",
 )
+BY_MEDIUM = "cached_tokens_"  # beside NAMES, one for each medium that KV events name, in lower case: gpu, cpu, disk …
+
 NAMES = (*GAUGES, *RATES, *(f"{latency}_{quantile}_s" for latency in LATENCIES for quantile in QUANTILES))

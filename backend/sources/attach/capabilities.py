@@ -13,6 +13,7 @@ from backend.sources.attach.profiles import profiles
 KV_FLAG = '--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq"}\''
 SGLANG_KV_FLAG = '--kv-events-config \'{"publisher":"zmq"}\''
 OURS = "of an engine of our own only"
+TELLS_IDS = ("vllm", "kvscope")  # know return_token_ids, or ignore it
 
 
 def views(kind: str, samples: Set[str], *, kv_events: bool, api: bool) -> list[View]:
@@ -32,7 +33,11 @@ def views(kind: str, samples: Set[str], *, kv_events: bool, api: bool) -> list[V
         _batching(title, has("tokens_per_step"), has("running"), metrics_flag),
         _latency(title, has("ttft") or has("e2e"), api, metrics_flag),
         _preemption(title, has("preemptions"), profile.absent.get("preemptions", "") if profile else "", metrics_flag),
-        View(view="hardware", quality="none", why=f"sensors are read {OURS}; name a DCGM exporter on its machine"),
+        View(
+            view="hardware",
+            quality="none",
+            why=f"sensors are read {OURS}; the page Fleet shows what a DCGM exporter there says (dcgm=ADDRESS)",
+        ),
         View(view="switches", quality="none", why=f"{title} is configured where it is started"),
     ]
 
@@ -56,6 +61,7 @@ def _blocks(kind: str, title: str, usage: bool, kv_events: bool, metrics_flag: s
     flag = {"vllm": KV_FLAG, "sglang": SGLANG_KV_FLAG}.get(kind, "")
     if kv_events:
         map_why = "cached blocks, from its KV events; places are ours, and which request holds a block is not told"
+        map_why += ": for ours it is inferred from their tokens" if kind in TELLS_IDS else ""
         tree_why = "every cached block and its parent, from its KV events"
         return [
             View(view="block_map", quality="derived", why=map_why),

@@ -192,7 +192,7 @@ async def _kv_endpoints(web: Web, kind: str, infos: dict[str, Any]) -> list[Endp
 def _no_entry(web: Web, answer: Answer) -> str:
     if web.headers:
         return f"{web.where} does not accept the key (HTTP {answer.status})"
-    return f"{web.where} wants a key for its metrics (HTTP {answer.status}): name a file with it"
+    return f"{web.where} wants a key for its metrics (HTTP {answer.status}): give it one"
 
 
 def _what(answer: Answer) -> str:

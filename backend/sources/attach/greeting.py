@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from backend import events
+from backend.sources.attach.canonical import BY_MEDIUM
 from backend.sources.attach.detect import Found
 from backend.sources.attach.journal import Own
-from backend.sources.attach.kv_tree import CELL_TOKENS
+from backend.sources.attach.kv_tree import CELL_TOKENS, GPU
 from backend.sources.attach.meter import Reading
 
 
@@ -50,6 +52,20 @@ def values(found: Found, reading: Reading, own: Sequence[Own]) -> dict[str, even
     return reading.values | {
         name: events.Value(value=float(count), quality="derived", note=note)
         for name, count in (("running", running), ("waiting", len(own) - running))
+    }
+
+
+def cached(kv: Any) -> dict[str, events.Value]:
+    """Tokens that are cached, by medium. `kv`: `kv_events.KvEvents`; {} without one, or while it hears nobody."""
+    if kv is None or kv.state == "off":
+        return {}
+    live = kv.state == "live"
+    note = "tokens of all blocks whose hash is stored there, copies counted" + ("" if live else f"; {kv.words}")
+    return {
+        f"{BY_MEDIUM}{medium.lower()}": events.Value(
+            value=float(tokens), name="KV events", quality="measured" if live else "derived", note=note
+        )
+        for medium, tokens in ({GPU: 0} | kv.media()).items()
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import msgspec
 
@@ -22,6 +22,11 @@ class Own(msgspec.Struct, kw_only=True):
 
     request: int
     t_sent: float
+    id: str = ""
+    user: str = ""
+    prompt: str = ""
+    max_tokens: int = 0
+    taken: bool = False
     prompt_tokens: int = 0  # 0: not told yet
     cached_tokens: int = 0
     told: int = 0  # tokens of the answer so far, by the engine's `usage`
@@ -62,17 +67,35 @@ class Journal:
     def begin(self, id: str, prompt: str, *, t_sent: float, user: str = "", max_tokens: int = 0) -> Own:
         """It was sent. Until `taken` it may be refused, or wait where nobody sees it."""
         self._count += 1
-        own = Own(request=self._count, t_sent=t_sent)
-        self.live[own.request] = own
-        self._publish(
-            events.Queued(t=t_sent, request=own.request, id=id, user=user, prompt_tokens=0, max_tokens=max_tokens)
+        own = Own(
+            request=self._count, t_sent=t_sent, id=id, user=user, prompt=prompt[:MAX_PROMPT], max_tokens=max_tokens
         )
-        if prompt:
-            self._publish(events.Prompt(request=own.request, pieces=[prompt[:MAX_PROMPT]]))
+        self.live[own.request] = own
+        self._tell(own)
         return own
+
+    def retell(self, known: Container[int]) -> None:
+        """Live requests that are not `known`: a new epoch has forgotten them. What they said before it is gone."""
+        for own in self.live.values():
+            if own.request in known:
+                continue
+            self._tell(own)
+            if own.taken:
+                row = own.request, own.prompt_tokens, own.output_tokens, own.t_first
+                self._publish(events.Heard(t=self.clock(), requests=[row]))
+
+    def _tell(self, own: Own) -> None:
+        self._publish(
+            events.Queued(
+                t=own.t_sent, request=own.request, id=own.id, user=own.user, prompt_tokens=0, max_tokens=own.max_tokens
+            )
+        )
+        if own.prompt:
+            self._publish(events.Prompt(request=own.request, pieces=[own.prompt]))
 
     def taken(self, own: Own) -> None:
         """The engine began to answer: from here on it is in there, told at once."""
+        own.taken = True
         self._publish(events.Heard(t=self.clock(), requests=[(own.request, 0, 0, None)]))
 
     def say(self, own: Own, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from backend.sources.attach.capabilities import TELLS_IDS
 from backend.sources.attach.detect import Found
 from backend.sources.attach.journal import Journal, Own
 from backend.sources.attach.stream import Broken, hear, pieces
@@ -17,7 +18,6 @@ from backend.sources.attach.web import Web
 from backend.sources.follow import reason
 from backend.sources.remote import EngineError
 
-TELLS_IDS = ("vllm", "kvscope")  # know return_token_ids, or ignore it
 CONTINUOUS = ("vllm", "sglang", "kvscope")  # tell usage in each piece of a stream
 EXTRAS = (b"stream_options", b"continuous_usage_stats", b"return_token_ids")  # that a server may not know
 MAX_CHOICES = 256

@@ -7,6 +7,7 @@ numbers of events rise as they are told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -128,6 +129,8 @@ class AttachedSource:
             self._greeted = said
             hello = greeting.hello(found, reading, label=self.config.label, wall_time=self._wall)
             self._publish(hello)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: so is this
+                self.background.loop.call_soon_threadsafe(self._retell)
         self._follow_kv(found, reading, new)
         able = with_kv(found.capabilities, self.kv)
         if new or able != self._able:
@@ -136,7 +139,7 @@ class AttachedSource:
         self._publish(
             events.Scrape(
                 t=reading.t,
-                values=greeting.values(found, reading, list(self._journal.live.values())),
+                values=greeting.values(found, reading, list(self._journal.live.values())) | greeting.cached(self.kv),
                 window_s=0.0 if reading.restarted else reading.window_s,
                 scrape_s=reading.scrape_s,
                 restarts=reading.restarts,
@@ -144,6 +147,10 @@ class AttachedSource:
                 by_engine=reading.by_engine,
             )
         )
+
+    def _retell(self) -> None:
+        """In the loop of our requests: those in flight, for an epoch that has not heard of them."""
+        self._journal.retell(self.hub.read(lambda state: set(state.requests)))
 
     # ---- KV events -----------------------------------------------------------------------------------------------
 
@@ -185,7 +192,8 @@ class AttachedSource:
 
     def table_of(self, request: int) -> list[int]:
         """Cells of a request of our own, of its full blocks, inferred from its tokens. [] where those are not told."""
-        kv, tokens = self.kv, self._contents.get(request)
+        own = self._journal.live.get(request)
+        kv, tokens = self.kv, list(own.token_ids) if own is not None else self._contents.get(request)
         return kv.table_of(tokens) if kv is not None and tokens else []
 
     def _heard(self, own: Own) -> None:

@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from backend import key_file
 from backend.sources.attach.address import base_url, join, resolve
 from backend.sources.attach.exposition import MAX_BYTES
 from backend.sources.attach.target import TargetConfig, Unreachable
@@ -208,19 +208,13 @@ class Web:
 
 def _key(config: TargetConfig) -> str:
     """The value of the Authorization header, "" without a key."""
-    if config.key is not None:
-        text, source = config.key.reveal().strip(), "the key"
-    elif config.key_file:
-        source = f"the key file {config.key_file}"
-        try:
-            text = Path(config.key_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or type(error).__name__
-            raise Unreachable(f"{source} cannot be read: {why}") from None
-    else:
-        return ""
-    if not text.isascii() or not text.isprintable():
-        raise Unreachable(f"{source} must be one line of printable ASCII")
+    try:
+        if config.key is not None:
+            text = key_file.checked(config.key.reveal().strip(), "the key")
+        else:
+            text = key_file.read(config.key_file, f"the key file {config.key_file}") if config.key_file else ""
+    except key_file.BadKey as error:
+        raise Unreachable(str(error)) from None
     if not text:
         return ""
     return text if text.split(" ")[0].lower() in ("bearer", "basic") else f"Bearer {text}"

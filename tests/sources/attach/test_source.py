@@ -371,9 +371,13 @@ def test_kv_events_fill_the_map_and_are_told_again_to_a_new_epoch():
     ids = list(range(100, 132))
     publisher.send(payload(stored(5, tokens=ids, size=32), stored(6, parent=5, size=32)))
 
+    answering = threading.Event()
+
     async def with_ids(question: dict) -> AsyncIterator[bytes]:
         assert question["return_token_ids"]
-        yield piece("a", token_ids=ids[-1:], prompt_token_ids=ids[:-1], finish_reason="stop")
+        yield piece("a", token_ids=ids[-1:], prompt_token_ids=ids[:-1])
+        await asyncio.to_thread(answering.wait, 10)
+        yield piece("", finish_reason="stop")
 
     answers = {"/metrics": Said(recorded("vllm_metrics_load")), "/v1/models": MODELS, "/kv_event_sources": sources}
     with Talker(answers) as talker:
@@ -383,14 +387,41 @@ def test_kv_events_fill_the_map_and_are_told_again_to_a_new_epoch():
             views = lambda state: {view.view: view.quality for view in state.capabilities.views}  # noqa: E731
             eventually(lambda: source.hub.read(views)["prefix_tree"] in ("exact", "derived"), "it is said")
             source.client.chat([{"role": "user", "content": "hi"}])
+            eventually(lambda: len(source.table_of(1)) == 1, "its one full block, by its tokens, while it is answered")
+            answering.set()
             eventually(lambda: request(source)[0] == "finished")
-            assert len(source.table_of(1)) == 1 and source.table_of(7) == []  # its one full block, by its tokens
+            assert len(source.table_of(1)) == 1 and source.table_of(7) == []
+            cached = source.hub.read(lambda state: state.scrape.values["cached_tokens_gpu"])
+            assert (cached.value, cached.name) == (64, "KV events")
             epoch = source.hub.read(lambda state: state.epoch)
             talker.answers["/metrics"] = Said(recorded("vllm_metrics_preemptions"))
             eventually(lambda: source.hub.read(lambda state: state.epoch) != epoch, "another process, another epoch")
             eventually(lambda: source.hub.read(lambda state: state.pool.resident_blocks) == 2, "told again")
             assert source.hub.read(lambda state: state.num_blocks) == 63
     publisher.close()
+
+
+def test_requests_in_flight_are_told_again_to_a_new_epoch():
+    answering = threading.Event()
+
+    async def slowly(question: dict) -> AsyncIterator[bytes]:
+        yield piece("a")
+        await asyncio.to_thread(answering.wait, 10)
+        yield piece("b", finish_reason="stop")
+
+    answers = {"/metrics": Said(recorded("vllm_metrics_load")), "/v1/models": MODELS}
+    with Talker(answers) as talker, attached(talker.url) as source:
+        ready(source)
+        talker.answers["/v1/chat/completions"] = Said(stream=slowly)
+        source.client.chat([{"role": "user", "content": "hi"}], user="me")
+        eventually(lambda: request(source)[0] == "decode", "a word")
+        epoch = source.hub.read(lambda state: state.epoch)
+        talker.answers["/metrics"] = Said(recorded("vllm_metrics_preemptions"))
+        eventually(lambda: source.hub.read(lambda state: state.epoch) != epoch, "another process, another epoch")
+        eventually(lambda: source.hub.read(lambda state: 1 in state.requests) and request(source)[0] == "decode")
+        assert request(source)[4:] == (1, "me")
+        answering.set()
+        eventually(lambda: request(source)[:2] == ("finished", "stop"))
 
 
 def test_pages_of_one_token_share_cells():
