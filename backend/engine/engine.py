@@ -56,6 +56,8 @@ class Output:
 class Engine:
     """`text` decodes ids (`decode(ids) -> str`, `piece(id) -> str`); `emit(event)` must cost next to nothing."""
 
+    front_wait_s = 0.0  # wall time for which each request is held in front; only where a server is modelled
+
     def __init__(
         self,
         runner: Runner,

@@ -101,6 +101,8 @@ class EngineLoop:
     ) -> list[Stream]:
         """Raises Refused or Busy. A caller that is cancelled while waiting leaves no request behind."""
         arrived = self.engine.now()
+        if self.engine.front_wait_s:
+            await asyncio.sleep(self.engine.front_wait_s)
 
         def enter(engine: Engine) -> list[Stream]:
             requests = engine.submit(

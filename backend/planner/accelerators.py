@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from backend.planner.errors import CatalogueError, UnsupportedDtype
+from backend.planner.errors import CatalogueError, UnknownName, UnsupportedDtype
 from backend.planner.names import choose
 from backend.planner.units import GB, GIB, TFLOPS
 
@@ -33,6 +34,7 @@ ALIASES = {
 }  # fmt: skip
 DOUBLE = {"fp8": 2.0, "int8": 2.0}  # of the bf16 rate, within 2 %, unless the row lists the exception
 TOLERANCE = 0.02
+PRINTED_SIZE = re.compile(r"\b\d+ ?GB\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +109,16 @@ def load() -> dict[str, Accelerator]:
 
 
 def find(name: str) -> Accelerator:
-    """By key, by name, or by the beginning or words of one ("h100-sxm", "80 GB H100"). Raises UnknownName."""
+    """By key, by name, or by the beginning or words of one ("h100-sxm", "80 GB H100"). A size that is printed but not
+    what the driver reports ("48 GB L40S") does not stand in the way. Raises UnknownName."""
     rows = load()
     called = {key: [row.name, f"{row.name} {row.memory_bytes / GIB:.0f} GB"] for key, row in rows.items()}
-    return choose(name, rows, called, "accelerator")
+    try:
+        return choose(name, rows, called, "accelerator")
+    except UnknownName:
+        if (rest := PRINTED_SIZE.sub("", name).strip()) in ("", name):
+            raise
+        return choose(rest, rows, called, "accelerator")
 
 
 def read(path: Path) -> dict[str, Accelerator]:

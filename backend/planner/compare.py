@@ -59,10 +59,15 @@ def differences(a: Plan, b: Plan) -> list[Difference]:
     found = []
     for name, (label, larger) in MEASURES.items():
         left, right = a[name], b[name]
-        ratio = right.value / left.value if left.value and right.value is not None and left.value > 0 else None
+        known = left.value is not None and right.value is not None
+        ratio = right.value / left.value if known and left.value > 0 and right.value > 0 else None
         better = ""
         if ratio is not None and abs(ratio - 1) > 0.005:
             better = "B" if (ratio > 1) == larger else "A"
+        elif (
+            ratio is None and known and left.value != right.value
+        ):  # what is free, or a budget below zero, has no ratio
+            better = "B" if (right.value > left.value) == larger else "A"
         found.append(Difference(name, label, left, right, ratio, better, _why(name, a, b)))
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from backend.planner import estimates
+from backend.planner import served
 from backend.planner.accelerators import Accelerator
 from backend.planner.arch import Architecture
 from backend.planner.formats import KvFormat, WeightFormat
@@ -45,9 +45,7 @@ class Machine:
     def step(self, spans: Sequence[tuple[int, int]], sampled_rows: int) -> StepTime:
         """`spans`: (new tokens, tokens of that sequence already in the cache), as in `planner.step.step_cost`.
 
-        Bytes and FLOPs of one GPU. Estimate: a step of decodes only takes its bound × the decode band's value; with
-        prompt tokens in it the memory side keeps that factor and the arithmetic side has the prompts' own, and the
-        larger one counts.
+        Bytes and FLOPs of one GPU. The estimate is never below the bound.
         """
         tokens = sum(new for new, _ in spans)
         if not tokens:
@@ -55,11 +53,19 @@ class Machine:
         memory_s = self._bytes(spans, tokens) / self.accelerator.bandwidth_bytes_per_s
         rate = self._rate
         arithmetic_s = self._flops(spans, tokens, sampled_rows) / rate if rate else 0.0
-        decode = self._factor(estimates.played_decode_band(bool(self.arch.mixtures), len(spans), self.tp))
-        if tokens == len(spans):
-            return StepTime(memory_s, arithmetic_s, decode * max(memory_s, arithmetic_s))
-        prompt = self._factor(estimates.played_prompt_band())
-        return StepTime(memory_s, arithmetic_s, max(decode * memory_s, prompt * arithmetic_s))
+        bound_s = max(memory_s, arithmetic_s)
+        if self.efficiency == "bound":
+            return StepTime(memory_s, arithmetic_s, bound_s)
+        middle = served.step_s(
+            self.arch, self.accelerator, self.tp,
+            memory_s=memory_s, arithmetic_s=arithmetic_s, tokens=tokens, prompts=tokens > len(spans),
+        )  # fmt: skip
+        return StepTime(memory_s, arithmetic_s, max(bound_s, self._place(tokens > len(spans)) * middle))
+
+    @property
+    def front_s(self) -> float:
+        """What a request has behind it when the engine hears of it."""
+        return 0.0 if self.efficiency == "bound" else self._place(True) * served.costs(self.arch).front_s
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -98,5 +104,8 @@ class Machine:
     def _rate(self) -> float | None:
         return arithmetic(self.accelerator, self.weights)[1]
 
-    def _factor(self, band: estimates.Band) -> float:
-        return {"bound": 1.0, "fast": band.low, "typical": band.median, "slow": band.high}[self.efficiency]
+    def _place(self, prompts: bool) -> float:
+        """In the band, times its middle."""
+        paid = served.costs(self.arch)
+        ends = (paid.prompt_fast, paid.prompt_slow) if prompts else (paid.fast, paid.slow)
+        return {"fast": ends[0], "typical": 1.0, "slow": ends[1]}[self.efficiency]

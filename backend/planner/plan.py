@@ -71,6 +71,15 @@ def decode(setup: Setup, batch: int, tokens_each: int = 1) -> Result:
     )  # fmt: skip
 
 
+def decode_band(setup: Setup, batch: int) -> estimates.Band:
+    measured = setup.accelerator.kind == "measured"
+    return estimates.decode_band(bool(setup.arch.mixtures), batch, setup.tp, measured=measured)
+
+
+def prefill_band(setup: Setup) -> estimates.Band:
+    return estimates.prefill_band(measured=setup.accelerator.kind == "measured")
+
+
 def speculation(setup: Setup, batch: int) -> Result:
     """Gain of a draft at this batch: the step that checks γ + 1 tokens for each may compute more than it reads."""
     plain = decode(setup, batch).value
@@ -95,13 +104,13 @@ def make(setup: Setup) -> Plan:
         notes.append(f"the model was made for {arch.context:,} tokens")
 
     step = decode(setup, running)
-    band = estimates.decode_band(bool(arch.mixtures), running, setup.tp)
+    band = decode_band(setup, running)
     ceiling = Result(
         running / step.value, "tok/s", "bound", step.terms, f"{running} / {step.value * 1e3:.4g} ms", step.note
     )
     rate_estimate = estimates.rate_estimate(ceiling, band)
     ttft = roof.prefill_time(arch, form, where, tokens=setup.prompt, cached=cached_prefix(setup), tp=setup.tp)
-    ttft_estimate = estimates.time_estimate(ttft, estimates.prefill_band())
+    ttft_estimate = estimates.time_estimate(ttft, prefill_band(setup))
     results = {
         "parameters": Result(arch.parameters, "parameters", "exact", _parts(arch)),
         "active_parameters": Result(arch.active_parameters, "parameters", "exact", formula="met by one token"),
@@ -147,7 +156,7 @@ def make(setup: Setup) -> Plan:
             setup.arrivals_per_s,
             setup.output,
             ttft_estimate.value,
-            lambda many: decode(setup, many).value * estimates.decode_band(bool(arch.mixtures), many, setup.tp).median,
+            lambda many: decode(setup, many).value * decode_band(setup, many).median,
             int(fit.value) if fit.value is not None else None,
         )
     return Plan(setup=setup, running=running, results=results, notes=tuple(notes))
@@ -179,7 +188,7 @@ def _input_prices(setup: Setup, ttft: Result) -> dict[str, Result]:
     """Input tokens by the time of a prompt; a cached one costs what reading it, and attending to it, takes."""
     per_s = setup.usd_per_gpu_hour * setup.gpus / 3600
     arch, form, where, tp = setup.arch, setup.weights, setup.accelerator, setup.tp
-    band = estimates.prefill_band().median
+    band = prefill_band(setup).median
     whole = band * roof.prefill_time(arch, form, where, tokens=setup.prompt, tp=tp).value
     old = setup.prompt - max(1, setup.prompt // 10)
     new = setup.prompt - old

@@ -61,7 +61,7 @@ def _point(setup: Setup, x: int) -> Point:
     fit = plan.room(setup).value
     running = max(1, min(setup.batch, int(fit))) if fit else setup.batch
     step = plan.decode(setup, running)
-    band = estimates.decode_band(bool(setup.arch.mixtures), running, setup.tp)
+    band = plan.decode_band(setup, running)
     ceiling = Result(running / step.value, "tok/s", "bound")
     rate = estimates.rate_estimate(ceiling, band)
     ttft = prefill_time(

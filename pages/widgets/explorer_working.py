@@ -64,13 +64,16 @@ def _short_name(plan: Plan) -> str:
 
 
 def _words(row: compare.Difference) -> str:
-    if row.ratio is None:
-        return "one of them does not fit" if row.a.value is None or row.b.value is None else plain(row.why)
+    if row.a.value is None or row.b.value is None:
+        return "one of them does not fit"
     if not row.better:
         return "the same"
-    factor, way = (row.ratio, "higher") if row.ratio >= 1 else (1 / row.ratio, "lower")
+    better = f":{'green' if row.better == 'B' else 'orange'}[**{row.better}** is better]"
     why = f" · {plain(row.why)}" if row.why else ""
-    return f"{factor:.2f} × {way} (:{'green' if row.better == 'B' else 'orange'}[**{row.better}** is better]){why}"
+    if row.ratio is None:
+        return f"{better}{why}"
+    factor, way = (row.ratio, "higher") if row.ratio >= 1 else (1 / row.ratio, "lower")
+    return f"{factor:.2f} × {way} ({better}){why}"
 
 
 def also(plans: dict[str, Plan], units: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
+from backend.experiments import Result
+from backend.fold import State
 from backend.planner import accelerators, catalogue
 from backend.planner.plan import Setup
 from backend.sources import SourceError
@@ -11,6 +13,29 @@ from pages.widgets import service
 from pages.widgets.format import plain
 
 SPEEDS = (1, 10, 100)
+FASTER = "times as fast"  # how the engine's note says that modelled time does not pass as ours
+
+
+def words(*, by_client: bool = False) -> str:
+    """What is modelled of the engine that is shown, "" where it computes. `by_client`: for times that are taken with
+    a clock of ours, which does not know how fast modelled time passes."""
+
+    def read(state: State) -> str:
+        return state.model.notes[0] if state.evidence == "modelled" and state.model.notes else ""
+
+    said = service.get().hub.read(read)
+    if by_client and FASTER in said:
+        said += " The client's clock is not: multiply its times by that, divide its rates."
+    return said
+
+
+def stamp(result: Result) -> None:
+    """Above results: that they are modelled, and how. Nothing where they were measured."""
+    if not result.modelled:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key=f"modelled_{result.name}"):
+        st.badge("MODELLED", icon=":material/architecture:", color="violet")
+        st.markdown(plain(result.modelled), width="stretch")
 
 
 def play(which: str, setup: Setup, model: str, gpu: str) -> None:

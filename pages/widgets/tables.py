@@ -10,9 +10,11 @@ import streamlit as st
 
 from backend.fold import Request, State, label, pool_split
 from backend.hub import Hub
+from backend.sources.attach.canonical import BY_MEDIUM
 from pages.widgets import service
 
 STEPS_SHOWN = 500
+ROW = 35  # pixels of a row in a table, and of its head
 UNSEEN = {"cached tokens", "blocks", "preemptions", "recomputed tokens", "queued (ms)"}  # at an attached engine
 
 
@@ -105,14 +107,33 @@ def split(state: State) -> pd.DataFrame:
     }
     if state.scrape:  # of an attached engine's used blocks, neither what fills them nor who holds them is known
         names = {"filled": "used", "cached": "cached, not used", "free": "the rest"}
+    each = parts["block_bytes"]  # 0: an attached engine has not told what a token takes
+    sizes = [int(parts[name] * each) if each else None for name in names]
     return pd.DataFrame(
         {
             "part": list(names.values()),
             "blocks": [round(parts[name], 2) for name in names],
             "share of the pool (%)": [round(100 * parts[name] / max(1, parts["total"]), 2) for name in names],
-            "bytes": [int(parts[name] * parts["block_bytes"]) for name in names],
-            "GiB": [round(parts[name] * parts["block_bytes"] / 2**30, 4) for name in names],
-            "GB": [round(parts[name] * parts["block_bytes"] / 1e9, 4) for name in names],
+            "bytes": sizes,
+            "GiB": [size and round(size / 2**30, 4) for size in sizes],
+            "GB": [size and round(size / 1e9, 4) for size in sizes],
+        }
+    )
+
+
+def media(state: State) -> pd.DataFrame:
+    """Of an attached engine: what is cached where, by its KV events; no row where it publishes none."""
+    told = state.scrape.values if state.scrape else {}
+    tokens = {name.removeprefix(BY_MEDIUM): value for name, value in told.items() if name.startswith(BY_MEDIUM)}
+    each = state.model.kv_bytes_per_token or None  # None: not told
+    return pd.DataFrame(
+        {
+            "medium": [name.upper() for name in tokens],
+            "tokens": [int(value.value or 0) for value in tokens.values()],
+            "bytes": [each and int((value.value or 0) * each) for value in tokens.values()],
+            "quality": [value.quality for value in tokens.values()],
+            "read from": [value.name for value in tokens.values()],
+            "note": [value.note for value in tokens.values()],
         }
     )
 
@@ -171,18 +192,26 @@ def prefix_tree(tree: dict[str, Any]) -> pd.DataFrame:
 
 
 @st.fragment
-def table(name: str, read: Callable[[Any], pd.DataFrame], *, alt: str, of: Callable[[Hub], Any] | None = None) -> None:
+def table(
+    name: str,
+    read: Callable[[Any], pd.DataFrame],
+    *,
+    alt: str,
+    of: Callable[[Hub], Any] | None = None,
+    title: str = "Table",
+) -> None:
     """An expander with `read(state)` as it is now. It moves when it is opened or asked to, never by itself.
 
     `of`: what else to read than the state.
     """
-    box = st.expander("Table", key=f"table-{name}", icon=":material/table:", type="compact", on_change="rerun")
+    box = st.expander(title, key=f"table-{name}", icon=":material/table:", type="compact", on_change="rerun")
     if not box.open:
         return
     with box:
         hub = service.get().hub
         frame = read(of(hub)) if of else hub.read(read)
-        st.dataframe(frame, hide_index=True, height=260, key=f"frame-{name}", alt=alt)
+        height = min(260, ROW * (len(frame) + 1) + 3)  # no taller than its rows and its head
+        st.dataframe(frame, hide_index=True, height=height, key=f"frame-{name}", alt=alt)
         st.button("Refresh", key=f"refresh-{name}", icon=":material/refresh:", type="tertiary")
 
 

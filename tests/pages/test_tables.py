@@ -54,6 +54,21 @@ def test_steps_and_usage_are_newest_first():
         assert frame["time (s)"][0] == round(state.series[-1][0], 3)
 
 
+def test_what_is_cached_where_has_a_row_a_medium():
+    state = folded()
+    assert len(tables.media(state)) == 0
+    told = {
+        "cached_tokens_gpu": events.Value(value=512.0, name="KV events"),
+        "cached_tokens_disk": events.Value(value=64.0, name="KV events", quality="derived", note="partial"),
+        "running": events.Value(value=1.0),
+    }
+    fold.apply(state, events.Scrape(seq=state.seq + 1, t=state.t + 1, values=told, window_s=1.0))
+    frame = tables.media(state)
+    assert list(frame["medium"]) == ["GPU", "DISK"] and list(frame["tokens"]) == [512, 64]
+    assert list(frame["bytes"]) == [n * state.model.kv_bytes_per_token for n in (512, 64)]
+    assert list(frame["quality"]) == ["measured", "derived"] and frame["note"][1] == "partial"
+
+
 def test_an_empty_state_gives_empty_tables():
     state = fold.State()
     for read in (tables.requests, tables.steps, tables.blocks, tables.usage):

@@ -18,6 +18,7 @@ from backend.planner.formats import KvFormat, WeightFormat, keeping, kv_format, 
 from backend.planner.units import GB, GIB, TFLOPS, to_si
 
 Row = dict[str, Any]
+MOST_AT_ONCE = 1 << 16
 LEFT_IN_BF16 = {"attention": 16.0, "head": 16.0, "embedding": 16.0}
 
 
@@ -194,7 +195,8 @@ def throughput(row: Row) -> float:
     batch = row.get("batch")
     if batch is None:
         whole = capacity.Reserve(utilisation=1.0, step_tokens=1, other_bytes=0, graph_bytes=0)
-        batch = capacity.max_concurrency(arch, form, cache, where, context=row["isl"], tp=tp(row), reserve=whole).value
+        most = capacity.max_concurrency(arch, form, cache, where, context=row["isl"], tp=tp(row), reserve=whole).value
+        batch = most or MOST_AT_ONCE  # somebody ran what we say does not fit: then weights cost each of them nothing
     return roof.throughput(
         arch, form, cache, where, prompt=row["isl"], output=row["osl"], batch=batch, tp=tp(row)
     ).value
@@ -213,9 +215,14 @@ def kv_per_gpu(row: Row) -> float:
     return kvcache.kv_model(architecture(row), kv(row), row["tp"]).bytes_per_token
 
 
+def one_more_token(model: kvcache.KvModel) -> float:
+    """Bytes; where windows are all there is, before they are full."""
+    return model.bytes_per_token or model.slot_bytes_per_token
+
+
 def kv_tokens(row: Row) -> float:
     model = kvcache.kv_model(architecture(row), kv(row), row.get("tp", 1))
-    return kvcache.tokens_from_bytes(row["kv_gib"] * GIB, model.bytes_per_token, row.get("block", 1)).value
+    return kvcache.tokens_from_bytes(row["kv_gib"] * GIB, one_more_token(model), row.get("block", 1)).value
 
 
 def hybrid_concurrency(row: Row) -> float:
@@ -336,7 +343,7 @@ def kv_projection(row: Row) -> float:
 
 
 def kv_of(name: str, row: Row) -> float:
-    return kvcache.kv_model(catalogue.find(name).architecture, kv(row)).bytes_per_token
+    return one_more_token(kvcache.kv_model(catalogue.find(name).architecture, kv(row)))
 
 
 ANSWERS: dict[str, Callable[[Row], Any]] = {

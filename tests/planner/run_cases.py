@@ -40,7 +40,7 @@ def check(row: dict[str, str]) -> str | None:
         found = answer(inputs)
     except PlannerError as error:
         return f"{type(error).__name__}: {error}"
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return f"inputs not understood: {error!r}"
     if isinstance(found, str | bool) or found is None:
         return None if str(found) == row["expected"] else f"expected {row['expected']}, found {found}"

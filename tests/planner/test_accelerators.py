@@ -61,6 +61,7 @@ def test_rates_that_data_sheets_print_sparse_are_dense_here(key, bf16, fp8):
     [
         ("h100-sxm", "h100-sxm-80gb"),
         ("80 GB H100", "h100-sxm-80gb"),
+        ("48 GB L40S", "l40s"),
         ("H200 SXM", "h200-sxm-141gb"),
         ("nvidia rtx pro 6000 blackwell", "rtx-pro-6000-blackwell"),
         ("T4", "t4"),

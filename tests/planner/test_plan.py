@@ -124,6 +124,15 @@ def test_the_same_twice_has_no_difference():
     assert all(d.better == "" and not d.why and d.ratio == 1 for d in compare.differences(made, made))
 
 
+def test_what_has_no_ratio_still_has_a_better_side():
+    """A budget below zero, and what costs nothing: a factor between them would be nonsense."""
+    small, large = plan.make(setup("llama-3-8b")), plan.make(setup("llama-3.1-405b").but(usd_per_gpu_hour=0.0))
+    found = {d.name: d for d in compare.differences(small, large)}
+    assert large["memory"].value < 0 and large["cost"].value == 0
+    assert (found["memory"].ratio, found["memory"].better) == (None, "A")
+    assert (found["cost"].ratio, found["cost"].better) == (None, "B")
+
+
 def test_a_lever_in_use_is_not_offered_again():
     named = {lever.name: lever for lever in levers.rank(setup("qwen3-8b", weights="int4-g128", kv="fp8"))}
     assert not named["KV cache in fp8"].applies and not named["Weights in int4"].applies
@@ -141,6 +150,18 @@ def test_bands_widen_a_bound_and_name_their_rows():
             for tp in (1, 2, 3, 8, 64):
                 band = estimates.decode_band(mixture, batch, tp)
                 assert 1 < band.low < band.median < band.high and band.words
+
+
+def test_measured_ceilings_have_a_band_of_their_own():
+    """What is measured is reached: no data sheet's and no server's factor belongs on it."""
+    part = accelerators.measured(
+        "here", memory_bytes=32 << 30, read_bytes_per_s=25e9, flops_per_s={"float32": 130e9}, source="a test"
+    )
+    made = plan.make(setup("smollm2-135m").but(accelerator=part, batch=8, context=256, output=1))
+    estimate = made["step_estimate"]
+    assert estimate.low < 1.44 * made["step"].value < estimate.high < 2.35 * made["step"].value
+    assert "KVScope's own engine" in estimate.note and "public" not in estimate.note
+    assert made["ttft_estimate"].high < 2.35 * made["ttft"].value
 
 
 def test_formats_by_what_people_call_them():

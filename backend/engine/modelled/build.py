@@ -16,6 +16,7 @@ import torch
 from backend.engine.config import ConfigError, EngineConfig, Limits, changed
 from backend.engine.engine import Engine
 from backend.engine.modelled.clock import ModelledClock
+from backend.engine.modelled.engine import ModelledEngine
 from backend.engine.modelled.runner import ModelledRunner
 from backend.engine.text import Text
 from backend.events import DeviceInfo, Event, Hello, ModelInfo
@@ -32,7 +33,7 @@ from backend.planner.weights import checkpoint, read_bytes
 from backend.telemetry.ceiling import Ceilings, data_sheet
 
 MAX_AUTO_BLOCKS = 32_768  # more than this is more than a picture needs
-STEP_TOKENS = {"token_budget": 8192, "chunk_size": 2048}  # what servers of such accelerators take
+STEP_TOKENS = {"token_budget": 8192, "chunk_size": 8192}  # vLLM's on such accelerators: a prompt may fill a step
 DEFAULT_CONTEXT = 8192
 WORDS = (
     " No model computes this text: its pace is what the planner expects, its blocks and its queue are the engine's own."
@@ -109,15 +110,20 @@ def build(
     row, machine = wanted.machine()
     arch = machine.arch
     each = kv_model(arch, machine.kv, machine.tp).slot_bytes_per_token
-    if not each:
-        raise ModelError(f"{row.name} keeps no keys and values, so there are no blocks to show; choose another model")
     try:
         shape = arch.shape(max(1, round(machine.weights.of("mlp") / 8)), max(1, round(machine.kv.bits / 8)))
     except PlannerError:  # layers of several kinds: the planner counts them, a `ModelShape` cannot say them
         shape = None
     context = min(arch.context or DEFAULT_CONTEXT, switches.get("max_model_len") or 1 << 30)
     switches = {k: v for k, v in switches.items() if v is not None} | {"max_model_len": context}
-    defaults = dict(STEP_TOKENS)
+    defaults: dict[str, Any] = dict(STEP_TOKENS)
+    if not each:  # a state cannot be taken up at a block's end: nothing is cached, and only so many states fit
+        most = _states(row.name, machine)
+        defaults |= {"prefix_cache": False, "max_running": min(EngineConfig().max_running, most)}
+        if switches.get("max_running", 0) > most:
+            raise ConfigError(
+                f"max_running {switches['max_running']}: {most:,} states fit {_where(machine)}", "max_running"
+            )
     config = changed(EngineConfig(), {"num_blocks": 1, **defaults, **switches})
     fitting, note = _blocks(row.name, machine, each, config.block_size)
     if "num_blocks" not in switches:
@@ -138,9 +144,12 @@ def build(
         machine, clock, tokenizer.encode(WORDS, add_special_tokens=False), seed=wanted.seed,
         kv_bytes_per_token=each, swap_bytes_per_s=accelerator.pcie_bytes_per_s or 0.0,
     )  # fmt: skip
-    engine = Engine(runner, Text(tokenizer), shape or machine, config, emit, limits=Limits(context), clock=clock)
+    engine = ModelledEngine(
+        runner, Text(tokenizer), shape or machine, config, emit, limits=Limits(context), clock=clock
+    )
+    engine.front_s, engine.front_wait_s = machine.front_s, machine.front_s / wanted.speed
     clock.idle = lambda: engine.idle
-    first = arch.kv_layers[0]
+    first = arch.kv_layers[0] if arch.kv_layers else None
     growing = per_token(arch, machine.kv).value
     engine.report(
         Hello(
@@ -150,8 +159,9 @@ def build(
             wall_time=time.time() - engine.now(),
             model=ModelInfo(
                 name=row.name, family=arch.model_type, weights="modelled", dtype=machine.weights.name,
-                layers=len(arch.layers), hidden=arch.hidden, heads=first.heads,
-                kv_heads=getattr(first, "kv_heads", 1), head_dim=getattr(first, "k_dim", first.v_dim),
+                layers=len(arch.layers), hidden=arch.hidden, heads=first.heads if first else 0,
+                kv_heads=getattr(first, "kv_heads", 1) if first else 0,
+                head_dim=getattr(first, "k_dim", first.v_dim) if first else 0,
                 vocab=arch.vocab, parameters=arch.parameters,
                 weight_bytes=int(checkpoint(arch, machine.weights).value),
                 step_weight_bytes=int(read_bytes(arch, machine.weights, 1)), kv_bytes_per_token=int(growing),
@@ -185,16 +195,35 @@ def _where(machine: Machine) -> str:
 
 def _blocks(name: str, machine: Machine, each: float, block_size: int) -> tuple[int, str]:
     """How many fit beside the weights, and the words for it. Raises ModelError when none does."""
+    if not each:
+        size = kv_model(machine.arch, machine.kv, machine.tp).state_bytes / 2**20
+        return MAX_AUTO_BLOCKS, (
+            f"No keys and values: a state of {size:,.0f} MiB for each sequence, whatever its length, and "
+            f"{_states(name, machine):,} fit beside the weights. Blocks only count tokens here"
+        )
     budget = memory_budget(machine.arch, machine.weights, machine.accelerator, Reserve(), tp=machine.tp).value
     fitting = int(max(0.0, budget) // (each * block_size))
     if fitting < 2:
-        raise ModelError(
-            f"{name} does not fit {_where(machine)}: {budget / 2**30:,.1f} GiB a GPU are left for KV; "
-            "take more of them (--tp), smaller weights (--dtype fp8), or another one"
-        )
+        raise ModelError(_too_large(name, machine, budget))
     return (
         fitting,
         f"{fitting:,} blocks of {block_size} tokens fit beside the weights ({budget / 2**30:,.1f} GiB a GPU)",
+    )
+
+
+def _states(name: str, machine: Machine) -> int:
+    """How many sequences without keys and values fit beside the weights. Raises ModelError when none does."""
+    budget = memory_budget(machine.arch, machine.weights, machine.accelerator, Reserve(), tp=machine.tp).value
+    most = int(budget // kv_model(machine.arch, machine.kv, machine.tp).state_bytes)
+    if most < 1:
+        raise ModelError(_too_large(name, machine, budget))
+    return most
+
+
+def _too_large(name: str, machine: Machine, budget: float) -> str:
+    return (
+        f"{name} does not fit {_where(machine)}: {budget / 2**30:,.1f} GiB a GPU are left for KV; "
+        "take more of them (--tp), smaller weights (--dtype fp8), or another one"
     )
 
 

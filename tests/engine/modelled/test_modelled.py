@@ -12,7 +12,7 @@ from backend.engine.modelled.clock import ModelledClock
 from backend.events import Finished, Hello, Step
 from backend.models.errors import ModelError
 from backend.models.plain import PlainTokenizer
-from backend.planner.estimates import decode_band
+from backend.planner import served
 from backend.planner.roofline import decode_step
 from benchmarks import modelled_against_measured
 from tests.engine.stub import greedy, run, stub_engine
@@ -38,6 +38,7 @@ def modelled(speed: float = 100.0, model: str = "llama-3-70b", gpu: str = "h100-
     wall = Wall()
     engine._clock._wall, engine._clock._sleep = wall, wall.sleep
     engine._clock._wall_at = engine._clock._due = wall.now
+    engine._clock._at = 10.0  # so that nobody has arrived before the engine began
     return engine, events, wanted.machine()[1]
 
 
@@ -54,7 +55,7 @@ def test_a_single_user_waits_exactly_as_long_as_the_planner_says():
     assert [s.step_s for s in decodes] == pytest.approx([machine.step([(1, 500 + i)], 1).estimate_s for i in range(19)])
     (finished,) = [e for e in events if isinstance(e, Finished)]
     assert finished.tpot_s == pytest.approx(sum(s.step_s for s in decodes) / 19)
-    assert finished.ttft_s == pytest.approx(prefill.step_s)
+    assert finished.ttft_s == pytest.approx(machine.front_s + prefill.step_s)
 
 
 @pytest.mark.parametrize("speed", [0.5, 1, 100])
@@ -131,7 +132,42 @@ def test_a_step_of_decodes_is_the_plans_decode_step():
     plan = decode_step(machine.arch, machine.weights, machine.kv, machine.accelerator, batch=8, context=1024)
     time = machine.step([(1, 1023)] * 8, 8)
     assert time.bound_s == pytest.approx(plan.value, rel=1e-9)
-    assert time.estimate_s == pytest.approx(plan.value * decode_band(False, 8, 1).median)
+    assert time.estimate_s > served.costs(machine.arch).memory * plan.value
+
+
+def test_each_cause_is_in_the_estimate_and_none_in_the_bound():
+    """GPUs that exchange wait for each other; prompts are launched kernel by kernel; the band lies around."""
+
+    def step(spans, **more):
+        return (
+            Wanted(model="llama-3-70b", gpu="h100-sxm", **{"tp": 8, "weights": "fp8"} | more)
+            .machine()[1]
+            .step(spans, 1)
+        )
+
+    decode, prompt = [(1, 500)], [(2, 499)]
+    paid = served.costs(Wanted(model="llama-3-70b", gpu="h100-sxm", tp=8).machine()[1].arch)
+    one, eight = step(decode, tp=1), step(decode)
+    assert eight.estimate_s - one.estimate_s * eight.bound_s / one.bound_s > 2 * 80 * paid.exchange_s
+    launched = step(prompt).estimate_s - step(decode).estimate_s
+    assert launched == pytest.approx(80 * (paid.launches_s - paid.kernels_s), rel=0.05)
+    places = [step(decode, efficiency=where).estimate_s for where in ("bound", "fast", "typical", "slow")]
+    assert places == sorted(places) and places[0] == eight.bound_s
+    assert places[3] / places[1] == pytest.approx(paid.slow / paid.fast)
+
+
+def test_a_model_without_keys_and_values_is_played_by_its_states():
+    engine, events, machine = modelled(model="mamba-2.8b", tp=1)
+    hello = next(e for e in events if isinstance(e, Hello))
+    assert hello.model.kv_bytes_per_token == 0 and not engine.config.prefix_cache
+    assert any("state of" in note and "Blocks only count tokens" in note for note in hello.model.notes)
+    for _ in range(3):
+        engine.submit(list(range(300, 400)), greedy(4, ignore_eos=True), id="x")
+    run(engine)
+    *_, last = steps(events)
+    assert last.kv_write_bytes == 0 and last.kv_read_bytes == 3 * machine.arch.states[0].bytes_per_sequence * 64
+    with pytest.raises(ConfigError, match="states fit"):
+        modelled(model="mamba-2.8b", gpu="rtx-4070-laptop", tp=1, max_running=1024)
 
 
 @pytest.mark.parametrize("key", ["gpt-oss-120b", "deepseek-r1", "gemma-3-27b"])
