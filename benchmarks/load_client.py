@@ -18,17 +18,69 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import re
 import time
+from datetime import datetime
 from multiprocessing.connection import Connection
 
+from backend.bench import machine
 from backend.experiments.percentiles import percentiles
 from backend.workload.job import Answer, Job, Target
 from backend.workload.worker import Worker
+from benchmarks.viewers import ROOT
+
+FIGURES = ("mean", "p50", "p95", "p99")
+
+
+class Clock(asyncio.Protocol):
+    """One connection; notes the time first and does everything else after it."""
+
+    def __init__(self, seen: list[tuple[float, list[float]]], tokens: int, gap_s: float):
+        self._seen, self._tokens, self._gap_s = seen, tokens, gap_s
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        came = time.perf_counter()
+        self._rest += data
+        head, found, body = self._rest.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        if not found or len(body) < (int(length[1]) if length else 0):
+            return
+        self._rest = b""
+        if not head.startswith(b"POST"):
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(MODELS), MODELS))
+            return
+        self._seen.append((came, []))
+        self._transport.write(HEAD)
+        self._later(len(self._seen) - 1)
+
+    def _later(self, number: int) -> None:
+        asyncio.get_running_loop().call_later(self._gap_s, self._token, number)
+
+    def _token(self, number: int) -> None:
+        stamps = self._seen[number][1]
+        stamps.append(time.perf_counter())
+        if len(stamps) < self._tokens:
+            self._transport.write(TOKEN)
+            self._later(number)
+        else:
+            usage = {"choices": [], "usage": {"prompt_tokens": number, "completion_tokens": self._tokens}}
+            self._transport.write(LAST + chunk(json.dumps(usage)) + END)
+
+
+def chunk(data: str) -> bytes:
+    line = f"data: {data}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(line), line)
+
 
 MODELS = json.dumps({"data": [{"id": "clock"}]}).encode()
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+TOKEN = chunk(json.dumps({"choices": [{"text": "token ", "finish_reason": None}]}))
+LAST = chunk(json.dumps({"choices": [{"text": "token ", "finish_reason": "length"}]}))
+END = chunk("[DONE]") + b"0\r\n\r\n"
 
 
 def serve(tell: Connection, tokens: int, gap_s: float) -> None:
@@ -37,37 +89,7 @@ def serve(tell: Connection, tokens: int, gap_s: float) -> None:
 
 async def _serve(tell: Connection, tokens: int, gap_s: float) -> None:
     seen: list[tuple[float, list[float]]] = []
-
-    async def chunk(writer: asyncio.StreamWriter, data: dict | str) -> None:
-        line = b"data: " + (data if isinstance(data, str) else json.dumps(data)).encode() + b"\n\n"
-        writer.write(b"%x\r\n%b\r\n" % (len(line), line))
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-                await reader.readexactly(int(length[1]) if length else 0)
-                came = time.perf_counter()
-                if not head.startswith(b"POST"):
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(MODELS), MODELS))
-                    continue
-                stamps: list[float] = []
-                number = len(seen)
-                seen.append((came, stamps))
-                writer.write(HEAD)
-                for i in range(tokens):
-                    await asyncio.sleep(gap_s)
-                    stamps.append(time.perf_counter())
-                    finish = "length" if i == tokens - 1 else None
-                    await chunk(writer, {"choices": [{"text": f"{number} ", "finish_reason": finish}]})
-                await chunk(writer, {"choices": [], "usage": {"prompt_tokens": number, "completion_tokens": tokens}})
-                await chunk(writer, "[DONE]")
-                writer.write(b"0\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: Clock(seen, tokens, gap_s), "127.0.0.1", 0)
     tell.send(server.sockets[0].getsockname()[1])
     await asyncio.to_thread(tell.recv)
     tell.send(seen)
@@ -110,17 +132,28 @@ def main() -> None:
         ],
         "TTFT": [answer.times_s[0] - answer.arrival_s - (stamps[0] - came) for answer, came, stamps in pairs],
     }
+    found = {name: dict(zip(FIGURES, figures(values), strict=True)) for name, values in samples.items()}
+    report = {
+        "date": datetime.now().isoformat(timespec="seconds"),
+        "machine": machine.describe() | {"load_average": machine.load_average()},
+        "settings": vars(how),
+        "client_cpu_s_per_token": cpu_s / (len(answers) * how.tokens),
+        "added_ms": found,
+    }
+    kept = ROOT / "benchmarks" / "results" / f"load-client-{datetime.now():%Y%m%d-%H%M%S}.json"
+    kept.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(
         f"{how.rate:g} requests/s, {len(answers)} requests of {how.tokens} tokens, {how.gap_ms:g} ms apart: "
-        f"{how.rate * how.tokens:,.0f} tokens/s; {platform.machine()}, {os.cpu_count()} CPUs, "
-        f"load average {os.getloadavg()[0]:.1f}; client process {cpu_s:.1f} s of CPU in {took_s:.1f} s, "
-        f"{cpu_s / (len(answers) * how.tokens) * 1e6:.0f} µs a token"
+        f"{how.rate * how.tokens:,.0f} tokens/s; load average {machine.load_average():.1f}; client process "
+        f"{cpu_s:.1f} s of CPU in {took_s:.1f} s, {report['client_cpu_s_per_token'] * 1e6:.0f} µs a token"
     )
-    for name, values in samples.items():
-        found = [sum(values) / len(values), *percentiles(values, (50, 95, 99))]
-        named = zip(("mean", "p50", "p95", "p99"), found, strict=True)
-        words = "   ".join(f"{at} {value * 1e3:6.2f} ms" for at, value in named)
-        print(f"  {name:6} {words}")
+    for name, by in found.items():
+        print(f"  {name:6} " + "   ".join(f"{at} {value:6.2f} ms" for at, value in by.items()))
+    print(f"kept in {kept.relative_to(ROOT)}")
+
+
+def figures(values: list[float]) -> list[float]:
+    return [value * 1e3 for value in (sum(values) / len(values), *percentiles(values, (50, 95, 99)))]
 
 
 if __name__ == "__main__":

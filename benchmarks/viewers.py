@@ -35,9 +35,13 @@ PATIENCE = httpx.Timeout(600.0)  # between two pieces of an answer; a busy machi
 
 
 @contextmanager
-def server(model: str, dtype: str):
-    """A server of its own on a free port, without prefix cache: every round does the same work. Yields its URL, pid."""
-    command = [sys.executable, "-m", "backend", "serve", "--port", "0", "--model", model, "--dtype", dtype]
+def server(model: str, dtype: str | None, *options: str):
+    """A server of its own on a free port, without prefix cache: every round does the same work. Yields its URL, pid.
+
+    `dtype` None: what it serves in by default. `options`: more of `python -m backend serve`.
+    """
+    command = [sys.executable, "-m", "backend", "serve", "--port", "0", "--model", model, *options]
+    command += ["--dtype", dtype] if dtype else []
     process = subprocess.Popen(
         [*command, "--no-prefix-cache", "--die-with-parent"],
         cwd=ROOT,
@@ -53,11 +57,15 @@ def server(model: str, dtype: str):
         url = f"http://127.0.0.1:{json.loads(first)['port']}"
         deadline = time.monotonic() + READY_S
         while True:
-            answer = httpx.get(f"{url}/health", timeout=10)
-            if answer.status_code == 200:
-                break
+            try:
+                answer = httpx.get(f"{url}/health", timeout=10)
+                if answer.status_code == 200:
+                    break
+                told = answer.text
+            except httpx.HTTPError as error:
+                told = str(error)
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the server did not get ready: {answer.text}")
+                raise SystemExit(f"the server did not get ready: {told}")
             time.sleep(0.2)
         yield url, process.pid
     finally:

@@ -8,8 +8,9 @@ kept. `backend.experiments.job.Lab` runs one at a time in a thread.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -42,6 +43,11 @@ class Number:
     unit: str = ""
     evidence: str = "measured"  # measured | computed | modelled | simulated | data sheet
     source: str = ""  # what was measured or computed, and how, in words
+    beside: str = ""  # what else it is to be held against, in a few words
+
+    @property
+    def conditions(self) -> str:
+        return f"{self.evidence}; {self.beside}" if self.beside else self.evidence
 
 
 @dataclass
@@ -54,6 +60,31 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)  # model and device, as the engine names them
     complete: bool = True  # False: stopped or failed on the way, this is what was kept
+
+    def __post_init__(self) -> None:
+        if self.modelled:
+            self.numbers = [
+                replace(number, evidence="modelled") if number.evidence == "measured" else number
+                for number in self.numbers
+            ]
+
+    @property
+    def modelled(self) -> str:
+        """Of an engine whose steps are modelled: what they are, in words. "": all was measured."""
+        return self.machine.get("modelled", "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it; tables as lists of rows, the first one under the result's own name."""
+        tables = {self.name: self.table, **self.tables}
+        return {
+            "name": self.name,
+            "complete": self.complete,
+            "settings": self.settings,
+            "machine": self.machine,
+            "numbers": [asdict(number) for number in self.numbers],
+            "notes": self.notes,
+            "tables": {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+        }
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import msgspec
 from backend import events, fold
 from backend.experiments import ExperimentError
 from backend.sources.background import Background
-from backend.sources.follow import CONNECT_S, reason
+from backend.sources.follow import reason
 from backend.sources.remote import EngineClient, EngineError
 from backend.workload.prompts import SYSTEM
 
@@ -71,7 +71,7 @@ class Bench:
         self._runs: dict[int, Run] = {}  # by the engine's number
         # One for all, since making one costs more than a request; a request waits for the engine, never for another.
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            timeout=httpx.Timeout(None, connect=HOLD_S),  # many at once, and the machine may be busy
             limits=httpx.Limits(max_connections=None),
             headers=client.headers,
             trust_env=False,
@@ -86,6 +86,8 @@ class Bench:
             )
         self.before = dict(state["config"])
         self.machine = {"model": state["model"], "device": state["device"]}
+        if state["device"].get("kind") == "modelled":
+            self.machine["modelled"] = state["model"]["notes"][0]
         # Before the switches change: a short context takes no long text.
         self.alphabet = sorted(set(self._ask(self.client.tokenize, SYSTEM[:TEXT_CHARACTERS])))
         self._background = Background("kvscope-experiment")
@@ -123,8 +125,8 @@ class Bench:
         except EngineError:
             return None
 
-    def hold(self, seconds: float, at_step: int = 0) -> None:
-        self._ask(self.client.hold, seconds, at_step)
+    def hold(self, seconds: float, at_step: int = 0) -> int:
+        return self._ask(self.client.hold, seconds, at_step)
 
     def send(self, asks: Sequence[Ask]) -> Run:
         """Sends all; they may enter in any order. `start` sends them so that they enter together and in order."""
@@ -143,15 +145,18 @@ class Bench:
             self._posts.append(self._background.run(self._post(number, body)))
         return run
 
-    def start(self, asks: Sequence[Ask]) -> Run:
-        """Sends all into one step. Their order is that of the list, so the same list makes the same schedule."""
-        self.hold(HOLD_S)
+    def start(self, asks: Sequence[Ask], *, pause_after: int = 0) -> Run:
+        """Sends all into one step. Their order is that of the list, so the same list makes the same schedule.
+
+        `pause_after`: so many steps are made, then none before the next `hold`.
+        """
+        steps = self.hold(HOLD_S)
         run = self.send(asks)
         until = time.monotonic() + HOLD_S
         while len(run.index_of) < len(asks):
             if self._next(TICK_S) is None and time.monotonic() > until:
                 raise ExperimentError(f"the engine has not taken {len(asks)} requests within {HOLD_S:.0f} s")
-        self.hold(0)
+        self.hold(HOLD_S if pause_after else 0, steps + pause_after)
         return run
 
     def watch(self, run: Run) -> Iterator[events.Event | None]:

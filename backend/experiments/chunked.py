@@ -11,7 +11,7 @@ import pandas as pd
 
 from backend.events import Step
 from backend.experiments import Experiment, ExperimentError, Number, Partial, Progress, Result
-from backend.experiments.bench import HOLD_S, Ask, Bench, Run, prompts
+from backend.experiments.bench import Ask, Bench, Run, prompts
 from backend.sources.remote import EngineClient
 
 NAME = "chunked prefill"
@@ -98,7 +98,8 @@ def _run(bench: Bench, alphabet: list[int], settings: Settings, chunk: int, lane
     output = _decode_steps(settings)
     texts = prompts(alphabet, settings.decoders, 8, settings.seed)
     (long,) = prompts(alphabet, 1, settings.prompt_tokens, settings.seed + 1)
-    run = bench.start([Ask(text, output, user=f"decoder {i + 1}") for i, text in enumerate(texts)])
+    decoders = [Ask(text, output, user=f"decoder {i + 1}") for i, text in enumerate(texts)]
+    run = bench.start(decoders, pause_after=WARM_STEPS)  # the newcomer comes after the same step in every run
     newcomer: Run | None = None
     arrived = before = None
     steps = 0
@@ -108,8 +109,6 @@ def _run(bench: Bench, alphabet: list[int], settings: Settings, chunk: int, lane
             if before is not None:
                 lane.gaps.append((event.t, event.t - before, sum(tokens for _, tokens, _ in event.prefill)))
             before = event.t
-            if steps == WARM_STEPS // 2:  # the step after which the newcomer comes is the same in every run
-                bench.hold(HOLD_S, at_step=event.step + WARM_STEPS // 2)
             if steps == WARM_STEPS:
                 newcomer = bench.send([Ask(long, 2, user="newcomer")])
             yield steps / (output + 1)

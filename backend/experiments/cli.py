@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from backend import key_file
 from backend.experiments import Experiment, ExperimentError, Progress, Result, chunked, race, sweep, waves
 from backend.sources.background import Background
 from backend.sources.remote import EngineClient
+from backend.workload.arrivals import LoadError
+from backend.workload.target import address
 
 app = typer.Typer(add_completion=False)
 
@@ -55,11 +59,14 @@ def experiment(
     background = Background("kvscope-experiment-cli")
     try:
         wanted = parse(kind, set or [])
-        key = api_key_file.read_text(encoding="utf-8").strip() if api_key_file else None
-        client = EngineClient(lambda: url.rstrip("/"), background, key)
-        result = _follow(run(client, wanted))
+        key = key_file.read(api_key_file, f"--api-key-file {api_key_file}") if api_key_file else None
+        where = address(url)
+        client = EngineClient(lambda: where, background, key)
+        result = follow(run(client, wanted))
         _tell(result, as_json, csv)
-    except (ExperimentError, OSError) as error:
+        if not result.complete:
+            raise typer.Exit(1)
+    except (ExperimentError, LoadError, key_file.BadKey, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     finally:
@@ -88,14 +95,18 @@ def _value(hint: Any, text: str) -> Any:
     return hint(text) if hint in (int, float, str) else text
 
 
-def _follow(experiment: Experiment) -> Result:
+def follow(experiment: Experiment) -> Result:
+    """Runs it, and says on a terminal how far it is; interrupted or failed on the way, what was kept.
+
+    Raises ExperimentError when that is nothing.
+    """
     kept: Result | None = None
     try:
         while True:
             report = next(experiment)
             if isinstance(report, Progress):
                 left = "" if report.left_s is None else f", about {report.left_s:.0f} s left"
-                typer.echo(f"\r\033[K{report.share:4.0%} {report.note}{left}", err=True, nl=False)
+                _line(f"{report.share:4.0%} {report.note}{left}")
             else:
                 kept = report.result
     except StopIteration as end:
@@ -103,28 +114,36 @@ def _follow(experiment: Experiment) -> Result:
     except KeyboardInterrupt:
         if kept is None:
             raise ExperimentError("stopped before anything was measured") from None
-        return dataclasses.replace(kept, complete=False)
+    except ExperimentError as error:
+        if kept is None:
+            raise
+        _line("")
+        typer.echo(f"error: {error}; what was measured until then follows", err=True)
     finally:
         experiment.close()
-        typer.echo("\r\033[K", err=True, nl=False)
+        _line("")
+    return dataclasses.replace(kept, complete=False)
+
+
+def _line(text: str) -> None:
+    """In the place of the one before."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _tell(result: Result, as_json: bool, folder: Path | None) -> None:
-    tables = {result.name: result.table, **result.tables}
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
+        for name, table in {result.name: result.table, **result.tables}.items():
             table.to_csv(folder / f"{name.replace(' ', '_')}.csv", index=False)
     if as_json:
-        typer.echo(json.dumps({
-            "name": result.name, "complete": result.complete, "settings": result.settings, "machine": result.machine,
-            "numbers": [dataclasses.asdict(number) for number in result.numbers], "notes": result.notes,
-            "tables": {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
-        }))  # fmt: skip
+        typer.echo(json.dumps(result.as_dict()))
         return
     typer.echo(result.table.round(3).to_string(index=False))
     for number in result.numbers:
         value = "–" if number.value is None else f"{number.value:,.3g}"
-        typer.echo(f"{number.name}: {value} {number.unit} ({number.evidence})")
+        typer.echo(f"{number.name}: {value} {number.unit} ({number.conditions})")
+    if not result.complete:
+        typer.echo("- Ended early: this is what was kept.")
     for note in result.notes:
         typer.echo(f"- {note}")

@@ -50,7 +50,8 @@ def read(data: bytes, name: str) -> Imported:
                 raise ExperimentError(f"{name} looks like {tool}, but {_what(error)}") from None
             if not rows:
                 raise ExperimentError(f"{name} holds no finished run of {tool}")
-            table = pd.DataFrame([row | {"source": f"{tool}: {name}"} for row, _ in rows])
+            # As numbers: a column that holds None only could not be put together with a sweep's.
+            table = pd.DataFrame([row for row, _ in rows]).apply(pd.to_numeric).assign(source=f"{tool}: {name}")
             return Imported(tool, table, [samples for _, samples in rows])
     raise ExperimentError(f"{name} is no result of {', '.join(TOOLS)} that is understood here")
 

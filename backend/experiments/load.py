@@ -83,6 +83,7 @@ class Server:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     model: str = ""
     endpoint: Endpoint | None = None
+    modelled: str = ""  # of an engine whose steps are modelled: what they are, in words
 
 
 def drive(server: Server, settings: Settings) -> Experiment:
@@ -95,10 +96,10 @@ def drive(server: Server, settings: Settings) -> Experiment:
         )
     except LoadError as error:
         raise ExperimentError(str(error)) from None
-    return (yield from sweep(target, settings))
+    return (yield from sweep(target, settings, modelled=server.modelled))
 
 
-def sweep(target: Target, settings: Settings, *, salt: str = "") -> Experiment:
+def sweep(target: Target, settings: Settings, *, salt: str = "", modelled: str = "") -> Experiment:
     """Tables: one row a rate; `requests`, `queue` (ten looks a second), `gaps` (ITL), `little`.
 
     `salt` makes the prompts' words; without one, they are of no sweep before.
@@ -107,7 +108,7 @@ def sweep(target: Target, settings: Settings, *, salt: str = "") -> Experiment:
     try:
         runs = settings.runs()
         check_room(target, [(i, o) for _, requests in runs for _, i, o in requests])
-        kept = Kept(target, settings.as_dict())
+        kept = Kept(target, settings.as_dict(), modelled)
         kept.salt = salt or kept.salt
         worker = Worker()
         try:

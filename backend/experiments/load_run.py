@@ -101,6 +101,7 @@ class Kept:
 
     target: Target
     settings: dict[str, Any]
+    modelled: str = ""  # in words, of an engine that is
     runs: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # No prompt twice, in this sweep or the one before it: a prefix cache would answer for the engine.
@@ -128,7 +129,8 @@ class Kept:
                 "model": self.target.model,
                 "endpoint": self.target.path,
                 "client": f"{platform.machine()}, {os.cpu_count()} CPUs, load average {_load_average()}",
-            },
+            }
+            | ({"modelled": self.modelled} if self.modelled else {}),
             complete=complete,
         )
 
@@ -140,6 +142,11 @@ def numbers(table: pd.DataFrame) -> list[Number]:
     best = table.loc[table["output_tokens_per_s"].idxmax()]
     at = knee_of(table)
     over = table[table["verdict"] == "over-saturated"]
+    short = table[table["verdict"] == "too short"]
+    unseen = "not reached by this sweep"
+    if len(short):
+        unseen = f"{unseen} as far as it can tell; at {short['offered_rate_per_s'].iloc[-1]:g} requests/s "
+        unseen += short["verdict_why"].iloc[-1]
     missing = "not reached: offer more" if len(table) > 2 else "it takes three rates to see a knee"
     return [
         Number(
@@ -164,7 +171,8 @@ def numbers(table: pd.DataFrame) -> list[Number]:
             "Over-saturated at",
             None if over.empty else float(over["offered_rate_per_s"].iloc[0]),
             "req/s",
-            source="not reached by this sweep" if over.empty else over["verdict_why"].iloc[0],
+            source=unseen if over.empty else over["verdict_why"].iloc[0],
+            beside="too short to tell" if over.empty and len(short) else "",
         ),
     ]
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ from backend.experiments.races import Course, Kind, Size, course
 from backend.sources.remote import EngineClient
 
 NAME = "race"
-KINDS: tuple[Kind, ...] = ("cache", "memory", "preemption", "prefix")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Settings:
     def check(self) -> None:
         if self.kind not in KINDS:
             raise ExperimentError(f"there is no race '{self.kind}'; there are {', '.join(KINDS)}")
+        if self.size not in get_args(Size):
+            raise ExperimentError(f"there is no size '{self.size}'; there are {', '.join(get_args(Size))}")
 
 
 @dataclass

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
@@ -44,10 +44,12 @@ class Settings:
     slots: int = 8
     scale: float = 16.0  # lengths are divided by this: 20/800 tokens become 1/50
     lengths: tuple[int, ...] = ()  # output tokens of each request, with kind "uploaded"
-    prompt_tokens: int = 4  # few, since it is the answers that this is about
+    prompt_tokens: int = 1  # so that a step in which somebody enters computes no more than the others
     seed: int = 0
 
     def check(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ExperimentError(f"there are no lengths '{self.kind}'; there are {', '.join(get_args(Kind))}")
         if not 1 <= self.slots <= 256:
             raise ExperimentError(f"slots must be between 1 and 256, not {self.slots}")
         if self.kind == "uploaded" and not self.lengths:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend import key_file
 from backend.workload.arrivals import Arrivals, LoadError
 from backend.workload.lengths import Lengths
 
@@ -104,16 +105,11 @@ def _rates(text: str) -> list[float]:
         raise LoadError(f"--rate '{text}': give numbers, such as 1,2,4") from None
 
 
-def _headers(key_file: Path | None) -> dict[str, str]:
-    if key_file is None:
-        return {}
+def _headers(path: Path | None) -> dict[str, str]:
     try:
-        key = key_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"--api-key-file {key_file} cannot be read: {error}") from None
-    if not key or not key.isascii() or not key.isprintable():
-        raise LoadError(f"--api-key-file {key_file} must hold one line of printable ASCII")
-    return {"authorization": f"Bearer {key}"}
+        return {"authorization": f"Bearer {key_file.read(path, f'--api-key-file {path}')}"} if path else {}
+    except key_file.BadKey as error:
+        raise LoadError(str(error)) from None
 
 
 def _run(target: Target, settings: Settings) -> Result | None:

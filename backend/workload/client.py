@@ -1,16 +1,14 @@
 """The open-loop client: every request goes out when it is due, whether or not the ones before it were answered.
 
-Arrivals are paced by a thread of their own, because an event loop's timers are a millisecond coarse. Times are counted
-from the planned arrival, so that a stall of the server (or of this client) shows in the latency of all who came
-meanwhile instead of in fewer of them.
+Times are counted from the planned arrival, so that a stall of the server (or of this client) shows in the latency of
+all who came meanwhile instead of in fewer of them. Arrivals are timers of the event loop: run it in `punctual.loop`, or
+they are up to a millisecond late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -21,10 +19,9 @@ from backend.workload.job import Answer, End, Job, Said, Tick
 from backend.workload.stream import AnswerStream, NoAnswer
 from backend.workload.words import text, words_for
 
-LEAD_S = 0.05  # before the first arrival: the pacing thread is ready by then
+LEAD_S = 0.05  # before the first arrival
 TICK_S = 0.1
 METRICS_S = 1.0
-SWITCH_S = 0.0005  # the pacing thread gets its turn after this at the latest
 MAX_IN_FLIGHT = 4_000  # connections; what arrives beyond is counted as failed, and the run is over-saturated anyhow
 MAX_METRICS = 8 << 20
 MAX_MESSAGE = 300
@@ -53,29 +50,23 @@ class Client:
         self._queue: tuple[float | None, float | None] = (None, None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
-        self._halt = threading.Event()  # ends the pacing thread
         self._all_arrived = asyncio.Event()
+        self._next: asyncio.Handle | None = None  # the next arrival
         self._start = 0.0
 
     def stop(self) -> None:
         """No more arrivals; what is in flight is cut off. From the loop's thread."""
-        self._halt.set()
         self._stop.set()
 
     async def run(self) -> None:
-        sys.setswitchinterval(SWITCH_S)
         http = Http(self.job.target.url, self.job.target.headers)
         self._start = time.perf_counter() + LEAD_S
-        pacing = threading.Thread(
-            target=self._pace, args=(asyncio.get_running_loop(), http), name="kvscope-arrivals", daemon=True
-        )
         watching = [asyncio.create_task(self._tick()), asyncio.create_task(self._ask_queue(http))]
-        pacing.start()
+        self._prepare(http, 0)
         try:
             await self._until_done()
         finally:
-            self._halt.set()
-            await asyncio.to_thread(pacing.join)
+            self._next.cancel()
             for task in [*watching, *self._tasks]:
                 task.cancel()
             await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
@@ -95,27 +86,21 @@ class Client:
         finally:
             stop.cancel()
 
-    def _pace(self, loop: asyncio.AbstractEventLoop, http: Http) -> None:
-        """The thread that knows the time: wakes the loop for each arrival, with the body ready before."""
-        for number, (at, _, _) in enumerate(self.job.requests):
-            body = body_of(self.job, number)
-            left = self._start + at - time.perf_counter()
-            if left > 0.2:
-                if self._halt.wait(left - 0.1):
-                    return
-                left = self._start + at - time.perf_counter()
-            if left > 0:
-                time.sleep(left)
-            if self._halt.is_set():
-                return
-            loop.call_soon_threadsafe(self._arrive, http, number, body)
-        loop.call_soon_threadsafe(self._all_arrived.set)
+    def _prepare(self, http: Http, number: int) -> None:
+        """Its body now, itself when it is due."""
+        loop = asyncio.get_running_loop()
+        if number == len(self.job.requests):
+            self._next = loop.call_soon(self._all_arrived.set)
+            return
+        body, due = body_of(self.job, number), self._start + self.job.requests[number][0]
+        self._next = loop.call_later(due - time.perf_counter(), self._arrive, http, number, body)
 
     def _arrive(self, http: Http, number: int, body: bytes) -> None:
         task = asyncio.create_task(self._ask(http, number, body))
         self._arrived += 1
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._next = asyncio.get_running_loop().call_soon(self._prepare, http, number + 1)  # after this one is sent
 
     async def _ask(self, http: Http, number: int, body: bytes) -> None:
         at, wanted_input, wanted_output = self.job.requests[number]

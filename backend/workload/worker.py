@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from backend.workload import punctual
 from backend.workload.arrivals import LoadError
 from backend.workload.job import Answer, End, Job, Said, Tick
 
@@ -79,7 +80,8 @@ class Worker:
 def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         _open_files()
-        asyncio.run(_serve())
+        with asyncio.Runner(loop_factory=punctual.loop) as runner:
+            runner.run(_serve())
 
 
 async def _serve() -> None:

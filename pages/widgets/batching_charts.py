@@ -19,6 +19,7 @@ HEIGHT = 340
 def sweep(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
     """Step time with its lower bound, and tok/s with what one user gets, against the batch."""
     table, marks = result.table, result.tables["marks"]
+    how = "modelled" if result.modelled else "measured"
     step, rate = _figure(colours), make_subplots(specs=[[{"secondary_y": True}]])
     rate.update_layout(_layout(colours))
     for index, (prompt, rows) in enumerate(table.groupby("prompt (tokens)")):
@@ -27,7 +28,7 @@ def sweep(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
         middle = rows["step (ms)"]
         step.add_trace(
             go.Scatter(
-                x=places(rows["batch"]), y=middle, name=f"{name}, measured", mode="lines+markers",
+                x=places(rows["batch"]), y=middle, name=f"{name}, {how}", mode="lines+markers",
                 line={"color": colour}, marker={"symbol": symbol, "size": 8},
                 error_y={
                     "type": "data", "array": rows["p90 step (ms)"] - middle,
@@ -73,7 +74,7 @@ def sweep(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
     _batch_axis(rate, table["batch"])
     step.update_yaxes(title="ms a step", rangemode="tozero")
     rate.update_yaxes(title="tok/s", rangemode="tozero", secondary_y=False)
-    rate.update_yaxes(title="tok/s per user", rangemode="tozero", showgrid=False, tickformat=",.0f", secondary_y=True)
+    rate.update_yaxes(title="tok/s per user", rangemode="tozero", showgrid=False, tickformat=",~r", secondary_y=True)
     return [("What a step costs", step), ("What it gives", rate)]
 
 
@@ -117,7 +118,7 @@ def waves(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
 
 
 def chunked(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
-    """Every ITL of a decoder around the newcomer's arrival."""
+    """Every ITL of a decoder around the newcomer's arrival; the worst one beside what the newcomer waits."""
     figure = _figure(colours)
     for index, (name, rows) in enumerate(result.tables["tokens"].groupby("prefill", sort=False)):
         colour = colours[("prefill", "decode", "cached", "shared", "weights")[index % 5]]
@@ -132,16 +133,39 @@ def chunked(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
     figure.add_vline(x=0, line={"color": colours["muted"], "dash": "dot"}, annotation_text="the long prompt arrives")
     figure.update_xaxes(title="ms since the long prompt arrived")
     figure.update_yaxes(title="ITL of a decoder (ms)", rangemode="tozero")
-    return [("Time between a decoder's tokens", figure)]
+    return [("Time between a decoder's tokens", figure), ("What it costs whom", _price(result, colours))]
+
+
+def _over(shape: str, colours: Colours) -> dict:
+    """A pattern over a bar's own colour; as it comes, Plotly would put it in its place."""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": colours["background"], "size": 7, "solidity": 0.25}
+
+
+def _price(result: Result, colours: Colours) -> go.Figure:
+    figure, table = _figure(colours), result.table
+    for column, name, colour, pattern in (
+        ("worst ITL (ms)", "worst ITL of a decoder", "decode", ""),
+        ("newcomer's TTFT (ms)", "TTFT of the newcomer", "prefill", "/"),
+    ):
+        figure.add_trace(
+            go.Bar(
+                x=table["prefill"], y=table[column], name=name, texttemplate="%{y:,.0f}", textposition="outside",
+                cliponaxis=False, hovertemplate="%{y:,.1f} ms",
+                marker={"color": colours[colour], "pattern": _over(pattern, colours)},
+            )
+        )  # fmt: skip
+    figure.update_yaxes(title="ms", rangemode="tozero")
+    return figure
 
 
 def race(result: Result, colours: Colours, odometer: str, unit: str) -> list[tuple[str, go.Figure]]:
     """The odometer of every lane on one clock, all lanes started at 0."""
     figure = _figure(colours)
+    start = [] if unit.startswith("%") else [0.0]  # what is counted begins at nothing, a share does not
     for index, (name, rows) in enumerate(result.tables["lanes"].groupby("lane", sort=False)):
         figure.add_trace(
             go.Scatter(
-                x=rows["time (s)"], y=rows[odometer], name=name, mode="lines",
+                x=[*start, *rows["time (s)"]], y=[*start, *rows[odometer]], name=name, mode="lines",
                 line={"color": colours[LINES[index]], "width": 2, "dash": ("solid", "dash", "dot")[index % 3]},
             )
         )  # fmt: skip

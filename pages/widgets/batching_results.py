@@ -10,7 +10,7 @@ import streamlit as st
 from backend.experiments import Number, Result
 from backend.experiments.job import Job
 from backend.experiments.races import course
-from pages.widgets import live
+from pages.widgets import live, modelled
 from pages.widgets.charts import Colours
 from pages.widgets.format import duration, figures, plain
 from pages.widgets.theme import tokens
@@ -28,6 +28,7 @@ def show(draw: Callable[[Result, Colours], list[tuple[str, go.Figure]]], kept_as
     result = job.result
     if result is None or result.table.empty:
         return
+    modelled.stamp(result)
     if result.numbers:
         with st.container(horizontal=True, gap="small", key="result_numbers"):
             for number in result.numbers[:5]:
@@ -70,7 +71,7 @@ def _number(number: Number) -> None:
     value = "–" if number.value is None else f"{_amount(number.value)} {number.unit}".strip()
     st.metric(
         number.name[:1].upper() + number.name[1:], value, help=plain(f"{number.evidence}: {number.source}"),
-        delta=number.evidence, delta_color="off", delta_arrow="off", border=True,
+        delta=number.conditions, delta_color="off", delta_arrow="off", border=True,
     )  # fmt: skip
 
 
@@ -97,4 +98,16 @@ def _machine(result: Result, job: Job) -> str:
     threads = f", {device['threads']} threads" if device.get("threads") else ""
     return (
         f"{model.get('name', '?')}, {model.get('dtype', '')}, on {device.get('name') or 'this device'}{threads}.{took}"
+        f" Asked for: {_settings(result)}."
     )
+
+
+def _settings(result: Result) -> str:
+    """As they were when it ran: the widgets above may say something else by now."""
+    said = []
+    for name, value in result.settings.items():
+        if isinstance(value, (tuple, list)):
+            value = ", ".join(f"{one:,}" for one in value) if len(value) <= 12 else f"{len(value):,} of one's own"
+        if value != "":
+            said.append(f"{name.replace('_', ' ')} {value}")
+    return "; ".join(said)

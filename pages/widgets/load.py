@@ -10,7 +10,7 @@ from backend.experiments.job import Job
 from backend.experiments.latency import METRICS, Slo, goodput
 from backend.experiments.load_run import NAME, knee_of
 from backend.workload.arrivals import LoadError
-from pages.widgets import load_charts, load_compare, load_form, load_little, progress, service
+from pages.widgets import load_charts, load_compare, load_form, load_little, modelled, progress, service
 from pages.widgets.format import duration, figures, plain, seconds
 from pages.widgets.theme import tokens
 
@@ -110,6 +110,7 @@ def _outcome(job: Job) -> None:
 
 
 def _numbers(result: Result) -> None:
+    modelled.stamp(result)
     with st.container(horizontal=True, gap="small", key="load_numbers"):
         for number in result.numbers:
             _number(number)
@@ -122,7 +123,7 @@ def _number(number: Number) -> None:
     )
     st.metric(
         number.name, value, help=plain(f"{number.evidence}: {number.source}"), border=True,
-        delta="not reached" if missing else number.evidence, delta_color="off", delta_arrow="off",
+        delta=(number.beside or "not reached") if missing else number.conditions, delta_color="off", delta_arrow="off",
     )  # fmt: skip
 
 

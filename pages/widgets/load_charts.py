@@ -13,6 +13,7 @@ from backend.experiments.latency import NAMES, SHARES
 from pages.widgets.charts import CLEAR, Colours, layout
 
 HEIGHT = 320
+LINE = 19  # px of the legend
 READING_MS = (100, 200)  # a token: people read 5 to 10 tokens a second
 POINTS = 400  # of a distribution's line
 SHARE_LOOKS = {50: ("decode", "circle", "solid"), 95: ("evicted", "square", "dash"), 99: ("prefill", "diamond", "dot")}
@@ -69,6 +70,7 @@ def latency(table: pd.DataFrame, metric: str, knee: int | None, slo_s: float | N
                     hovertemplate=f"p{share} %{{y:,.1f}} ms at %{{x:.2f}} req/s",
                 )
             )  # fmt: skip
+    _room(figure, others["source"].nunique())
     over = ours[ours["verdict"] == "over-saturated"] if "verdict" in ours else ours[:0]
     if len(over):
         figure.add_trace(
@@ -137,6 +139,7 @@ def distribution(
                 line={"color": colours[hues[place % len(hues)]], "dash": DASHES[place % len(DASHES)], "shape": "hv"},
             )
         )  # fmt: skip
+    _room(figure, max(0, len(samples) - 3))
     if slo_s is not None:
         figure.add_vline(x=slo_s * 1000, line={"color": colours["good"], "width": 1.5}, annotation_text="SLO")
     figure.update_xaxes(title=f"{NAMES[metric]} (ms)", rangemode="tozero")
@@ -189,6 +192,11 @@ def little(law: pd.DataFrame, colours: Colours) -> go.Figure:
     figure.update_yaxes(title="residual (%)", row=2, col=1)
     figure.update_xaxes(title="seconds since the run began", row=2, col=1)
     return figure
+
+
+def _room(figure: go.Figure, lines: int) -> None:
+    """For so many more lines of the legend: they would come out of the picture's height."""
+    figure.update_layout(height=HEIGHT + LINE * lines)
 
 
 def _scale(table: pd.DataFrame, metric: str) -> str:

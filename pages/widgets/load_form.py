@@ -11,7 +11,7 @@ from backend.workload import trace
 from backend.workload.arrivals import Arrivals, LoadError
 from backend.workload.lengths import Lengths
 from backend.workload.target import address
-from pages.widgets import service
+from pages.widgets import modelled, service
 
 HERE, ELSEWHERE = "This engine", "Another server"  # this: the one that the pages show, attached or our own
 TRACE = "trace file"
@@ -95,7 +95,7 @@ def _box(label: str, key: str, value: float | None, help: str) -> float | None:
 def _here() -> load.Server:
     client = service.get().client
     try:
-        return load.Server(client.url, client.headers)
+        return load.Server(client.url, client.headers, modelled=modelled.words(by_client=True))
     except EngineError as error:
         raise ExperimentError(f"{error}: start it, or choose another server") from None
 

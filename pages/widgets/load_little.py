@@ -17,10 +17,11 @@ def show(row: dict | None, law: pd.DataFrame, colours: load_charts.Colours) -> N
     st.subheader("Little's law: L = λW", anchor=False)
     measured, book = st.columns([3, 2], gap="medium")
     with measured:
-        if row is None or law.empty:
+        if row is None:
             st.caption("Run a load: L, λ and W are then measured apart from each other, and what is left is drawn.")
         else:
             st.markdown(f"{ICONS[row['little']]} **{row['little']}** – {plain(row['little_why'])}")
+        if row is not None and not law.empty:
             working = (
                 f"L = {row['l_mean']:.2f} in flight · λ = {row['left_per_s']:.3f} req/s · W = {row['w_mean_s']:.3f} s "
                 f"· λW = {row['left_per_s'] * row['w_mean_s']:.2f} · residual {row['little_residual']:+.1%}"

@@ -86,6 +86,7 @@ def test_the_batch_sweep_measures_each_point_and_puts_the_engine_back(client):
         assert per_request.tolist() == pytest.approx([per_request.iloc[0]] * 3, rel=0.01)
     assert (table["p10 step (ms)"] <= table["step (ms)"]).all()
     assert table["tok/s"].tolist() == pytest.approx((table["batch"] / table["step (ms)"] * 1e3).tolist())
+    assert result.notes[0].startswith("Batches at 32 tokens of context: knee at 24; KV memory")
     assert any(isinstance(r, Progress) and r.left_s for r in reports)
     assert [len(r.result.table) for r in reports if isinstance(r, Partial)] == [1, 2, 3, 4, 5, 6]
     assert switches(client) == before
@@ -214,7 +215,9 @@ def test_what_was_measured_is_kept_when_the_engine_dies():
         (waves, WavesSettings(kind="uploaded", lengths=(5, -1)), "1 to 100,000"),
         (waves, WavesSettings(scale=float("nan")), "above 0"),
         (chunked, ChunkedSettings(decoders=0), "between 1 and 256"),
+        (waves, WavesSettings(kind="nothing"), "no lengths 'nothing'"),
         (race, RaceSettings("nothing"), "no race"),
+        (race, RaceSettings("cache", "huge"), "no size 'huge'"),
     ],
 )
 def test_what_cannot_be_is_said_in_words(client, experiment, settings, words):

@@ -1,0 +1,29 @@
+"""An event loop whose timers are punctual: where epoll is used, asyncio's own are up to a millisecond late."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+
+COARSE_S = 0.002  # until so long before a timer, epoll's milliseconds do
+
+if hasattr(selectors, "EpollSelector"):
+
+    class Punctual(selectors.EpollSelector):
+        """Ends its waits on the microsecond."""
+
+        def select(self, timeout: float | None = None):
+            if timeout is None or timeout <= 0:
+                return super().select(timeout)
+            if timeout > COARSE_S:  # the loop looks again, and waits for the rest
+                return super().select(timeout - COARSE_S)
+            select.select((self.fileno(),), (), (), timeout)
+            return super().select(0)
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """kqueue is punctual by itself."""
+    if hasattr(selectors, "EpollSelector"):
+        return asyncio.SelectorEventLoop(Punctual())
+    return asyncio.new_event_loop()
