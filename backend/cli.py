@@ -1,9 +1,8 @@
-"""`python -m backend …`: the engine's commands. Each part brings its own; what is not there is not listed."""
+"""`python -m backend …`: the engine's commands. Each part brings its own, and is imported when it is asked for."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import psutil
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
+from backend.cpu import SPIN_COUNT
 from backend.server.listen import bind, is_loopback
-from backend.sources.embedded import SPIN_COUNT
 
 if TYPE_CHECKING:
     from backend.server.kv_publish import KvPublisher
-
-app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 PARTS = {
     "models": "backend.models.cli",
@@ -33,6 +32,24 @@ PARTS = {
     "attach": "backend.sources.attach.cli",
     "plan": "backend.planner.cli",
 }
+
+
+class Commands(TyperGroup):
+    """A part with one command is that command, one with several a group of them. None waits for what another one needs:
+    tables, HTTP clients and the like take the better part of a second."""
+
+    def list_commands(self, ctx) -> list[str]:
+        return [*dict.fromkeys([*super().list_commands(ctx), *PARTS])]
+
+    def get_command(self, ctx, cmd_name: str):
+        if cmd_name in PARTS and cmd_name not in self.commands:
+            part = get_group(importlib.import_module(PARTS[cmd_name]).app)
+            part.name = cmd_name
+            self.commands[cmd_name] = part.commands.get(cmd_name, part)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
 
 
 class Weights(StrEnum):
@@ -292,17 +309,3 @@ def _read_key(path: Path) -> str:
 def _refuse(message: str, code: int = 2) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
-
-
-def _mount_parts() -> None:
-    """A part with one command is that command, one with several a group of them."""
-    for name, module in PARTS.items():
-        package = module.rpartition(".")[0]
-        if not (importlib.util.find_spec(package) and importlib.util.find_spec(module)):
-            continue
-        part: typer.Typer = importlib.import_module(module).app
-        alone = len(part.registered_commands) == 1 and not part.registered_groups
-        app.add_typer(part, name=None if alone else name)
-
-
-_mount_parts()

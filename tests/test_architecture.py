@@ -76,3 +76,16 @@ for module in {modules!r}:
 assert not {{"torch", "transformers"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_a_command_starts_without_what_other_commands_need():
+    """Each of these takes seconds, and `serve` is up before its model is."""
+    heavy = ("torch", "transformers", "pandas", "httpx")
+    code = f"""
+import sys
+from typer.main import get_command
+from backend.cli import app
+assert get_command(app).get_command(None, "serve")
+assert not set({heavy!r}) & set(sys.modules), set({heavy!r}) & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from backend.bench import figures, machine, workload
 from backend.bench.peers import OURS, PEERS, ROOT, PeerFailed, take_turn
 from backend.bench.workload import Workload
-from backend.models.dtype import cpu_has_bf16
 from backend.planner.shape import ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -91,6 +90,8 @@ def measure_roof(settings: Settings) -> dict:
     """In a process of its own, with the engines' threads; a few seconds. Fewer rounds than the pages' roofs have, which
     stay as they are. Where the CPU has no instructions for the engines' dtype, the roof is what it does in float32:
     bytes are bytes, and nothing multiplies faster."""
+    from backend.models.dtype import cpu_has_bf16  # late: a command line is read without torch
+
     dtype = settings.dtype if settings.dtype == "bfloat16" and cpu_has_bf16() else "float32"
     command = [sys.executable, "-m", "backend.telemetry.cli", "--fresh", "--no-keep", "--json"]
     command += ["--dtype", dtype, "--threads", str(settings.threads), "--rounds", str(settings.roof_rounds)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, WebSocket, expect, sync_playwright
 
 from tests.browser.processes import dashboard, free_port, stub_engine
 
@@ -22,6 +22,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no other machine has a name
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -43,34 +44,30 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@dataclass
-class Watched:
-    """What must not happen on a page."""
-
-    errors: list[str] = field(default_factory=list)
-    strangers: list[str] = field(default_factory=list)  # requests that would leave the machine
+@pytest.fixture(scope="package")
+def tabs() -> list[Page]:
+    """Those that no test looks at now: used again, for a new one would compile Streamlit's scripts anew, which takes
+    three seconds of a core."""
+    return []
 
 
 @dataclass
 class Opener:
-    browser: Browser
-    contexts: list[BrowserContext] = field(default_factory=list)
-    watched: Watched = field(default_factory=Watched)
+    """Opens pages in tabs that are as good as new, and hears what must not happen on them."""
 
-    def __call__(
-        self, url: str, *, theme: str = "light", width: int = 1280, height: int = 800, reduced: bool = True
-    ) -> Page:
-        context = self.browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=theme,
-            reduced_motion="reduce" if reduced else "no-preference",
-        )
-        context.set_default_timeout(PATIENCE_MS)
-        self.contexts.append(context)
-        context.route("**/*", self._route)
-        page = context.new_page()
-        page.on("pageerror", lambda error: self.watched.errors.append(str(error)))
-        page.on("console", self._console)
+    browser: Browser
+    tabs: list[Page]
+    opened: list[Page] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)  # requests that would leave the machine
+
+    def __call__(self, url: str, *, theme: str = "light", width: int = 1280, height: int = 800) -> Page:
+        page = self.tabs.pop() if self.tabs else self._tab()
+        self.opened.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        for what, heard in self._listeners().items():
+            page.on(what, heard)
         page.goto(url)
         # What Streamlit's own tests wait for: connected, and the script has finished.
         page.locator("[data-testid='stApp'][data-test-connection-state='CONNECTED']").wait_for(state="attached")
@@ -79,31 +76,46 @@ class Opener:
 
     def close(self) -> None:
         """Before what a page is connected to ends, which it would rightly complain about."""
-        while self.contexts:
-            self.contexts.pop().close()
+        while self.opened:
+            page = self.opened.pop()
+            for what, heard in self._listeners().items():
+                page.remove_listener(what, heard)
+            page.evaluate("localStorage.clear(), sessionStorage.clear()")
+            page.goto("about:blank")
+            page.context.clear_cookies()
+            self.tabs.append(page)
 
-    def _route(self, route) -> None:
-        if "://127.0.0.1:" in route.request.url or route.request.url.startswith(("data:", "blob:")):
-            route.continue_()
-        else:
-            self.watched.strangers.append(route.request.url)
-            route.abort()
+    def _tab(self) -> Page:
+        """In a context of its own, as one tab would hide the others of a window."""
+        page = self.browser.new_context().new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        return page
 
-    def _console(self, message) -> None:
+    def _listeners(self) -> dict[str, Callable]:
+        return {"pageerror": self._error, "console": self._console, "request": self._asks, "websocket": self._asks}
+
+    def _error(self, error: Error) -> None:
+        self.errors.append(str(error))
+
+    def _asks(self, asked: Request | WebSocket) -> None:
+        if "://127.0.0.1:" not in asked.url and not asked.url.startswith(("data:", "blob:")):
+            self.strangers.append(asked.url)
+
+    def _console(self, message: ConsoleMessage) -> None:
         # Streamlit looks for its server below a page's own path first, and finds it one level up.
         probing = "404" in message.text and "_stcore" in (message.location or {}).get("url", "")
         if message.type == "error" and not probing:
-            self.watched.errors.append(f"{message.text} ({(message.location or {}).get('url', '')})")
+            self.errors.append(f"{message.text} ({(message.location or {}).get('url', '')})")
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Opener]:
+def open_page(browser: Browser, tabs: list[Page]) -> Iterator[Opener]:
     """Opens pages; afterwards none of them may have had an error or asked another machine."""
-    opener = Opener(browser)
+    opener = Opener(browser, tabs)
     yield opener
     opener.close()
-    assert opener.watched.errors == []
-    assert opener.watched.strangers == []
+    assert opener.errors == []
+    assert opener.strangers == []
 
 
 @pytest.fixture(scope="package")

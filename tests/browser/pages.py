@@ -9,6 +9,7 @@ from collections.abc import Callable
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
+READY = re.compile(r"\bready$")  # the engine's badge, when it has nothing to do
 PATIENCE_S = 90.0  # costs nothing where all is well; two cores are shared with engines and other workers
 
 
@@ -39,16 +40,19 @@ def settled(page: Page) -> None:
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=90_000)
 
 
+def user_choice(page: Page, choice: str) -> Locator:
+    return page.get_by_role("radiogroup", name="Users").get_by_role("radio", name=choice, exact=True)
+
+
 def users(page: Page, choice: str) -> None:
     settled(page)
-    page.get_by_role("radiogroup", name="Users").get_by_role("radio", name=choice, exact=True).click()
+    user_choice(page, choice).click()
 
 
 def stop_all(page: Page) -> None:
     settled(page)
     page.get_by_role("button", name="Stop all").click()
-    none = page.get_by_role("radiogroup", name="Users").get_by_role("radio", name="0", exact=True)
-    expect(none).to_be_checked(timeout=90_000)
+    expect(user_choice(page, "0")).to_be_checked(timeout=90_000)
     settled(page)
 
 
@@ -64,9 +68,11 @@ def ask(page: Page, text: str) -> None:
 
 
 def quiet(page: Page) -> None:
-    """No users, nothing in the engine, habits as at the start."""
-    users(page, "0")
-    stop_all(page)
+    """No users, nothing in the engine, habits as at the start. Clicks only on what is otherwise."""
+    settled(page)
+    if not user_choice(page, "0").is_checked() or not page.get_by_text(READY).first.is_visible():
+        users(page, "0")
+        stop_all(page)
     for label, wanted in (("Break the prefix", False), ("Shared system prompt", True)):
         if page.get_by_role("switch", name=label).is_checked() != wanted:
             toggle(page, label)

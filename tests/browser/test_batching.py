@@ -60,7 +60,9 @@ def test_the_batch_sweep_is_run_stopped_and_run_again(stub, open_page):
     expect(page.get_by_text("Stopped", exact=True)).to_have_count(0)
     ended(page)
     charts(page, 2)
-    expect(page.get_by_test_id("stMetric").filter(has_text="A step at batch 8 costs")).to_contain_text("measured")
+    expect(page.get_by_test_id("stMetric").filter(has_text="A step at batch 8 costs")).to_contain_text(
+        "measured; the text: 1.65 ×"
+    )
     assert page.evaluate(OVERFLOW) == 0
     accessible(page)
 
@@ -87,6 +89,7 @@ def test_a_long_prompt_and_a_race(stub, open_page):
     run(page, brief=True)
     ended(page)
     expect(page.get_by_test_id("stMetric").filter(has_text="The spike is cut by")).to_be_visible()
+    charts(page, 2)  # the spikes, and what the newcomer pays
     choose(page, "Race")
     run(page, brief=True)
     ended(page)

@@ -47,7 +47,9 @@ def test_a_link_is_a_configuration(stub, open_page):
     until(lambda: set(asked(page)) == {"a_gpu", "sweep"}, "the choice and the swept knob in the address, nothing else")
     numbers = [answer(page, which, "concurrency").inner_text().splitlines()[0] for which in "AB"]
 
-    other = open_page(page.evaluate("location.href"))
+    link = page.evaluate("location.href")
+    open_page.close()
+    other = open_page(link)
     for which, number in zip("AB", numbers, strict=True):
         expect(answer(other, which, "concurrency")).to_contain_text(number, timeout=MS)
     expect(other.get_by_role("radio", name="context", exact=True)).to_be_checked(timeout=MS)

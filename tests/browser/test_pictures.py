@@ -10,6 +10,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.browser.pages import (
+    READY,
     accessible,
     ask,
     count,
@@ -23,8 +24,6 @@ from tests.browser.pages import (
     users,
 )
 from tests.browser.processes import dashboard, free_port, stub_engine
-
-READY = re.compile(r"\bready$")
 
 
 def test_a_prompt_streams_fills_blocks_and_leaves_them_cached(stub, open_page):

@@ -10,9 +10,8 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.pages import ask, count, no_traceback, number, picture, stop_all, toggle, until, users
+from tests.browser.pages import READY, ask, count, no_traceback, number, picture, stop_all, toggle, until, users
 
-READY = re.compile(r"\bready$")
 LOADING_S = 120  # on a busy machine
 ANSWER_S = 90
 

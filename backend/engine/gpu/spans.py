@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from backend.engine.upload import upload
@@ -61,6 +60,8 @@ def knows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
 
 def one_by_one(q, k, v, lengths: list[int], totals: list[int], scale: float) -> torch.Tensor:
     """[Tq, Hq, D], [Tk, Hkv, D] -> [Tq, Hq, D]; the new tokens are the last of each request's."""
+    from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along, which takes seconds
+
     out = torch.empty_like(q)
     row = at = 0
     for length, total in zip(lengths, totals, strict=True):

@@ -112,7 +112,7 @@ def fuse(model: nn.Module) -> int:
     The engine's attention is put under a transformers model, as replacements are compared on it.
     """
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(attention.NAME)
+        attention.put_under(model)
     found = [(parent, name, child) for parent in list(model.modules()) for name, child in parent.named_children()]
     replaced = 0
     for parent, name, child in found:
