@@ -106,6 +106,8 @@ def test_the_engine_answers_and_a_dashboard_follows_it():
         assert answer["choices"][0]["message"]["content"]
         load = command(".venv/bin/python -m backend load").replace("8000", port).replace("1,2,4,8", "20")
         assert "TTFT" in run(load + " --requests 10 --min-seconds 0 --input-tokens 8 --output-tokens 2")
+        sweep = command(".venv/bin/python -m backend experiment").replace("8000", port)
+        assert "knee" in run(sweep + " --set batches=1,2 --set contexts=16 --set steps=4 --set measure_roof=false")
         attach = command(".venv/bin/python -m backend attach http").replace("8000", port)
         said = run(f"{attach} --count 2")
         assert said.startswith("KVScope") and f"at http://127.0.0.1:{port}" in said

@@ -176,11 +176,16 @@ def test_keyboard_and_pointer_reach_every_block(stub, open_page):
         expect(tip).to_contain_text(f"Block {block}:")
     expect(tip).to_contain_text("hash chain")
     expect(tip.locator("q")).to_contain_text("·")
-    pool.press("Enter")
     table = page.get_by_role("region", name="Block table")
-    expect(table).to_be_visible()
-    expect(table.locator("tbody tr").first).to_contain_text("16/16")
-    expect(table.locator("td.tokens").first).to_contain_text("·")
+
+    def told() -> bool:
+        """Whether the table of one of its holders is there; some end just when they are chosen."""
+        rows = table.locator("tbody tr").all_inner_texts()
+        if not rows:
+            pool.press("Enter")  # the first holder, then the next
+        return bool(rows) and "16/16" in rows[0] and "·" in rows[0]
+
+    until(told, "the block table of a holder")
     expect(page.get_by_role("option", selected=True)).to_have_count(1)
     pool.press("Escape")
     expect(page.get_by_role("option", selected=True)).to_have_count(0)
