@@ -20,6 +20,10 @@
 #include <tuple>
 #include <vector>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 typedef float v8 __attribute__((vector_size(32)));
@@ -31,7 +35,13 @@ typedef uint16_t v8h_unaligned __attribute__((vector_size(16), aligned(2), may_a
 struct bf16 { uint16_t bits; };  // the upper half of a float32
 
 inline v8 load8(const float* p) { return *(const v8_unaligned*)p; }
-inline v8 load8(const bf16* p) { return (v8)(__builtin_convertvector(*(const v8h_unaligned*)p, v8i) << 16); }
+inline v8 load8(const bf16* p) {
+#ifdef __AVX2__  // two instructions; from the line below GCC makes six
+  return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+  return (v8)(__builtin_convertvector(*(const v8h_unaligned*)p, v8i) << 16);
+#endif
+}
 inline void store8(float* p, v8 x) { *(v8_unaligned*)p = x; }
 inline v8 splat(float x) { return v8{x, x, x, x, x, x, x, x}; }
 
@@ -385,7 +395,9 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
 
 // ---- attention of single tokens over the paged pool -------------------------------------------------------------------
 // K and V rows are read where they stand, once for up to three query heads that share them, with the softmax computed
-// on the fly over tiles of tokens. Long contexts are cut into parts for the threads; their sums are joined at the end.
+// on the fly over tiles of tokens. They stand in blocks anywhere in memory, where no hardware looks ahead: while the keys
+// of a tile are worked on, its values are fetched, and then the keys of the next one. Long contexts are cut into parts
+// for the threads; their sums are joined at the end.
 
 constexpr int TILE = 64;                   // tokens scored before the softmax is updated
 constexpr int SHARED = 3;                  // query heads worked on together: what the registers hold
@@ -399,23 +411,33 @@ struct Pool {
   float scale;
 };
 
+// Where the K or V rows of n tokens stand.
+template <class T>
+struct Rows {
+  const T* at[TILE];
+  int n = 0;
+
+  void fetch(int begin, int end, int64_t size) const {
+    for (int t = begin; t < std::min(end, n); ++t)
+      for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(at[t] + d);
+  }
+};
+
 // Scores of G query heads (q [G, size]) against n tokens -> out [G, TILE]
 template <int G, class T>
-inline void score(const float* q, int64_t size, const T* const* tokens, int n, float scale, float* out) {
+inline void score(const float* q, int64_t size, const Rows<T>& keys, const Rows<T>& ahead, float scale, float* out) {
+  const T* const* tokens = keys.at;
+  const int n = keys.n;
   int t = 0;
   for (; t + 4 <= n; t += 4) {
-    for (int j = t + 4; j < t + 8 && j < n; ++j)
-      for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(tokens[j] + d);
+    ahead.fetch(t, t + 4, size);
     v8 acc[G][4];
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
-    for (int64_t d = 0; d < size; d += 8) {
-      v8 k0 = load8(tokens[t] + d), k1 = load8(tokens[t + 1] + d);
-      v8 k2 = load8(tokens[t + 2] + d), k3 = load8(tokens[t + 3] + d);
-      UNROLL for (int g = 0; g < G; ++g) {
-        v8 x = load8(q + g * size + d);
-        acc[g][0] += x * k0; acc[g][1] += x * k1; acc[g][2] += x * k2; acc[g][3] += x * k3;
+    for (int64_t d = 0; d < size; d += 8)
+      UNROLL for (int j = 0; j < 4; ++j) {
+        const v8 key = load8(tokens[t + j] + d);
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(q + g * size + d) * key;
       }
-    }
     UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], scale, out + g * TILE + t);
   }
   for (; t < n; ++t)
@@ -428,19 +450,20 @@ inline void score(const float* q, int64_t size, const T* const* tokens, int n, f
 
 // out [G, size] += the tokens' values, weighted with p [G, TILE]
 template <int G, class T>
-inline void weigh(const float* p, int64_t size, const T* const* tokens, int n, float* out) {
+inline void weigh(const float* p, int64_t size, const Rows<T>& values, const Rows<T>& ahead, float* out) {
+  const T* const* tokens = values.at;
+  const int n = values.n;
   int64_t d = 0;
   for (; d + 32 <= size; d += 32) {
     v8 acc[G][4];
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
     for (int t = 0; t < n; ++t) {
-      if (d == 0 && t + 4 < n)
-        for (int64_t e = 0; e < size; e += 64 / sizeof(T)) __builtin_prefetch(tokens[t + 4] + e);
-      const T* v = tokens[t] + d;
-      v8 v0 = load8(v), v1 = load8(v + 8), v2 = load8(v + 16), v3 = load8(v + 24);
-      UNROLL for (int g = 0; g < G; ++g) {
-        v8 w = splat(p[g * TILE + t]);
-        acc[g][0] += w * v0; acc[g][1] += w * v1; acc[g][2] += w * v2; acc[g][3] += w * v3;
+      if (d == 0) ahead.fetch(t, t + 1, size);
+      v8 weight[G];
+      UNROLL for (int g = 0; g < G; ++g) weight[g] = splat(p[g * TILE + t]);
+      UNROLL for (int j = 0; j < 4; ++j) {  // 12 sums, 3 weights and this one: all of AVX2's registers
+        const v8 value = load8(tokens[t] + d + 8 * j);
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += weight[g] * value;
       }
     }
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) store8(out + g * size + d + 8 * j, acc[g][j]);
@@ -458,19 +481,26 @@ template <int G, class T>
 void attend(const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin, int64_t end,
             float* out, float* largest, float* sum) {
   float p[G * TILE];
-  const T *k[TILE], *v[TILE];
+  Rows<T> keys[2], values;  // of this tile, and the keys of the next one
+  const auto find = [&](const T* rows, int64_t first, Rows<T>& found) {
+    const int64_t n = std::clamp<int64_t>(end - first, 0, TILE), stride = pool.kv_heads * pool.size;
+    found.n = (int)n;
+    for (int64_t i = 0; i < n;) {  // block by block
+      const int64_t block = (first + i) / pool.block_size, inside = (first + i) % pool.block_size;
+      const T* row = rows + (table[block] * pool.block_size + inside) * stride + kv_head * pool.size;
+      for (const int64_t last = std::min(n, i + pool.block_size - inside); i < last; ++i, row += stride) found.at[i] = row;
+    }
+  };
+  find(pool.k, begin, keys[0]);
+  keys[0].fetch(0, TILE, pool.size);
+  int now = 0;
   for (int g = 0; g < G; ++g) { largest[g] = -INFINITY; sum[g] = 0.f; }
   std::memset(out, 0, sizeof(float) * G * pool.size);
-  for (int64_t first = begin; first < end; first += TILE) {
-    const int n = (int)std::min<int64_t>(TILE, end - first), padded = (n + 7) & ~7;
-    for (int i = 0; i < n; ++i) {
-      const int64_t t = first + i;
-      const int64_t slot = (int64_t)table[t / pool.block_size] * pool.block_size + t % pool.block_size;
-      const int64_t at = (slot * pool.kv_heads + kv_head) * pool.size;
-      k[i] = pool.k + at;
-      v[i] = pool.v + at;
-    }
-    score<G, T>(q, pool.size, k, n, pool.scale, p);
+  for (int64_t first = begin; first < end; first += TILE, now ^= 1) {
+    find(pool.v, first, values);
+    find(pool.k, first + TILE, keys[now ^ 1]);
+    const int n = values.n, padded = (n + 7) & ~7;
+    score<G, T>(q, pool.size, keys[now], values, pool.scale, p);
     for (int g = 0; g < G; ++g) {
       float* s = p + g * TILE;
       float top = largest[g];
@@ -490,7 +520,7 @@ void attend(const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t*
       sum[g] = sum[g] * shrink + sum8(total);
       largest[g] = top;
     }
-    weigh<G, T>(p, pool.size, v, n, out);
+    weigh<G, T>(p, pool.size, values, keys[now ^ 1], out);
   }
 }
 
