@@ -178,7 +178,7 @@ def law(client: EngineClient, how: How) -> Part:
     shape = {"input_tokens": 16, "output_tokens": 16, "min_s": 0.0, "drain_s": 120.0}
     target, results = find(client.url), []
     for rate in (32.0, 128.0, 512.0):
-        crowd = load.Settings(rates=(rate,), requests=how.pick(300, 150), stop_when_saturated=False, **shape)
+        crowd = load.Settings(rates=(rate,), requests=how.pick(600, 150), stop_when_saturated=False, **shape)
         results.append(run(load.sweep(target, crowd)))
         over = results[-1].table.iloc[0]
         if over["verdict"] == "over-saturated":
@@ -190,7 +190,8 @@ def law(client: EngineClient, how: How) -> Part:
     told = f"{steady['little_residual']:+.1%} of L = {steady['l_mean']:.1f} ({steady['requests']} requests)"
     found = f"{told}, {steady['little']}"
     held = abs(steady["little_residual"]) < SMALL and steady["little"] == "steady"
-    worse = f"{over['little_residual']:+.1%}; {over['little']}"
+    left = over["little_residual"]
+    worse = f"{over['little_why'] if left is None else f'{left:+.1%}'}; {over['little']}"
     return Part(
         [
             Claim("most that it answers", f"{most:.2f} requests/s", "told", None),

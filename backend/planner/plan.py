@@ -156,7 +156,7 @@ def make(setup: Setup) -> Plan:
             setup.arrivals_per_s,
             setup.output,
             ttft_estimate.value,
-            lambda many: decode(setup, many).value * decode_band(setup, many).median,
+            lambda many: estimates.time_estimate(decode(setup, many), decode_band(setup, many)).value,
             int(fit.value) if fit.value is not None else None,
         )
     return Plan(setup=setup, running=running, results=results, notes=tuple(notes))

@@ -62,7 +62,7 @@ def _point(setup: Setup, x: int) -> Point:
     running = max(1, min(setup.batch, int(fit))) if fit else setup.batch
     step = plan.decode(setup, running)
     band = plan.decode_band(setup, running)
-    ceiling = Result(running / step.value, "tok/s", "bound")
+    ceiling = Result(running / step.value, "tok/s", "bound", step.terms)
     rate = estimates.rate_estimate(ceiling, band)
     ttft = prefill_time(
         setup.arch, setup.weights, setup.accelerator,

@@ -159,9 +159,11 @@ def test_measured_ceilings_have_a_band_of_their_own():
     )
     made = plan.make(setup("smollm2-135m").but(accelerator=part, batch=8, context=256, output=1))
     estimate = made["step_estimate"]
-    assert estimate.low < 1.44 * made["step"].value < estimate.high < 2.35 * made["step"].value
+    by_turns = sum(term.value for term in made["step"].terms)  # two cores do not read and multiply at the same time
+    assert made["step"].value <= estimate.low < by_turns < estimate.value < estimate.high < 1.7 * by_turns
     assert "KVScope's own engine" in estimate.note and "public" not in estimate.note
-    assert made["ttft_estimate"].high < 2.35 * made["ttft"].value
+    assert made["ttft"].value <= made["ttft_estimate"].low < made["ttft_estimate"].high < 2.35 * made["ttft"].value
+    assert made["rate"].high <= made["ceiling"].value
 
 
 def test_formats_by_what_people_call_them():
