@@ -89,6 +89,7 @@ def test_no_command_is_left_out():
         ".venv/bin/python -m backend bench --quick",
         ".venv/bin/python -m backend plan --model",
         ".venv/bin/python -m backend load --url",
+        ".venv/bin/python -m backend experiment sweep --url",
         ".venv/bin/python -m backend serve --model llama-3-70b --on",
         ".venv/bin/python -m backend attach http",
         ".venv/bin/python -m backend attach --fleet",
