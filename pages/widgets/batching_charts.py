@@ -74,7 +74,7 @@ def sweep(result: Result, colours: Colours) -> list[tuple[str, go.Figure]]:
     _batch_axis(rate, table["batch"])
     step.update_yaxes(title="ms a step", rangemode="tozero")
     rate.update_yaxes(title="tok/s", rangemode="tozero", secondary_y=False)
-    rate.update_yaxes(title="tok/s per user", rangemode="tozero", showgrid=False, tickformat=",~r", secondary_y=True)
+    rate.update_yaxes(title="tok/s per user", rangemode="tozero", showgrid=False, tickformat=",.3~r", secondary_y=True)
     return [("What a step costs", step), ("What it gives", rate)]
 
 
