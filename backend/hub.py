@@ -306,18 +306,15 @@ class Hub:
         """Under the lock: remember, fold what says everything anew."""
         kind = type(event)
         whole = kind is events.Hello or kind is events.Snapshot
+        if event.seq and not whole:
+            if event.seq <= self._seq:
+                return  # told twice
+            self._gaps += event.seq != self._seq + 1
+            self._seq = event.seq
+        self._late.append(event)
         if whole:
             self._fold_late()
-            fold.apply(self._state, event)
-            self._texts.hear(event, self._state)
             self._seq = self._state.seq
-        else:
-            if event.seq:
-                if event.seq <= self._seq:
-                    return  # told twice
-                self._gaps += event.seq != self._seq + 1
-                self._seq = event.seq
-            self._late.append(event)
         if self._deltas:
             self._deltas.clear()
         if kind is events.Snapshot:

@@ -49,18 +49,23 @@ def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[in
 
 def _greedy(logits: np.ndarray) -> list[int]:
     """[S, V] -> where the largest number of each row stands, -1 where it is not finite."""
-    where = logits.argmax(-1)  # vectorised: a tenth of the time that torch.max takes for a large vocabulary
-    best = logits[np.arange(len(where)), where]  # NaN is larger than all
+    best, where = _largest(logits)
     return np.where(np.isfinite(best), where, -1).tolist()
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[S, V] -> the largest number of each row and where it stands; NaN is larger than all."""
     if logits.device.type == "cpu":
-        where = torch.from_numpy(logits.numpy().argmax(-1))
-    else:
-        where = logits.argmax(-1)
+        best, where = _largest(logits.numpy())
+        return torch.from_numpy(best), torch.from_numpy(where)
+    where = logits.argmax(-1)
     return logits.gather(-1, where[:, None])[:, 0], where
+
+
+def _largest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same by numpy: vectorised, a tenth of the time that torch.max takes for a large vocabulary."""
+    where = logits.argmax(-1)
+    return logits[np.arange(len(where)), where], where
 
 
 def _column(values: list, dtype: type, device: torch.device) -> torch.Tensor:

@@ -188,15 +188,15 @@ def _input_prices(setup: Setup, ttft: Result) -> dict[str, Result]:
     """Input tokens by the time of a prompt; a cached one costs what reading it, and attending to it, takes."""
     per_s = setup.usd_per_gpu_hour * setup.gpus / 3600
     arch, form, where, tp = setup.arch, setup.weights, setup.accelerator, setup.tp
-    band = prefill_band(setup).median
-    whole = band * roof.prefill_time(arch, form, where, tokens=setup.prompt, tp=tp).value
+    band = prefill_band(setup)
+    whole = estimates.time_estimate(roof.prefill_time(arch, form, where, tokens=setup.prompt, tp=tp), band).value
     old = setup.prompt - max(1, setup.prompt // 10)
     new = setup.prompt - old
     _, rate = roof.arithmetic(where, form)
     pairs = roof.attention_flops(arch, new, old) - roof.attention_flops(arch, new)
     attend_s = pairs / tp / rate if rate else 0.0
     read_s = kvcache.kv_model(arch, setup.kv, tp).kv_bytes(old) / where.bandwidth_bytes_per_s
-    added = band * max(attend_s, read_s)
+    added = band.median * max(attend_s, read_s)
     plain_formula = f"{per_s:.4g} $/s × {whole:.4g} s / {setup.prompt:,} × 1e6"
     cached_formula = f"{per_s:.4g} $/s × {added:.4g} s that {old:,} cached tokens add / {old:,} × 1e6"
     return {
