@@ -16,6 +16,10 @@ from pages.widgets import service
 
 log = logging.getLogger("kvscope")
 
+# Python's own numbers look for garbage at every other step of an engine, among thousands of objects that are none: a
+# third of what folding costs.
+GC_THRESHOLD = 50_000, 20, 20
+
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[dict]:
@@ -27,6 +31,7 @@ async def lifespan(_: st.App) -> AsyncIterator[dict]:
         log.error("no engine: %s", error)
     gc.collect()
     gc.freeze()  # Streamlit collects after every rerun; what is frozen costs it nothing
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         yield {}
     finally:

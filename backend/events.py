@@ -118,17 +118,18 @@ class Step(Event, tag="step", kw_only=True):
     decode: list[int] | None = None
     sealed: list[int] = []
     waiting: int = 0
-    step_s: float = 0.0  # whole step, the sum below plus what is not attributed
+    step_s: float = 0.0  # whole step: schedule, move, build, forward, sample, output, and what is not attributed
+    forward_s: float = 0.0
+    flops: float = 0.0
+    weight_bytes: int = 0
+    kv_read_bytes: int = 0
+    # A browser gets what stands above, see hub.py.
     schedule_s: float = 0.0
     move_s: float = 0.0  # K and V moved before computing: swapped, copied on write
     swap_bytes: int = 0  # of those, to and from host memory
     build_s: float = 0.0  # inputs: ids, positions, slots, tables
-    forward_s: float = 0.0
     sample_s: float = 0.0
     output_s: float = 0.0  # detokenize, stop checks, hand-over
-    flops: float = 0.0
-    weight_bytes: int = 0
-    kv_read_bytes: int = 0
     kv_write_bytes: int = 0
     activation_bytes: int = 0
     attention_flops: float = 0.0  # part of `flops`

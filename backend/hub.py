@@ -2,9 +2,9 @@
 
 In the engine's process the engine publishes events from its own thread: a deque append, and one wake-up of the event
 loop for all that a step says. Encoding happens later, on the loop. In the UI's process a follower ingests the lines
-that the engine's hub encoded; they are kept as they came. Pictures live on lines, so folding can wait until somebody
-asks for the state, or until there is enough to do: at once, it costs a fraction of what it does step by step, each time
-with caches that others have filled meanwhile.
+that the engine's hub encoded; they are kept as they came. Pictures live on lines, so decoding and folding can wait
+until somebody asks for the state, or until there is enough to do: at once, it costs a fraction of what it does step by
+step, each time with caches that others have filled meanwhile.
 
 A viewer is a cursor into the history, not a queue: one that is slow finds more lines behind its cursor and gets them in
 one frame, one that has fallen out of the history gets a snapshot. Nothing here grows with the number of viewers.
@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -39,39 +39,30 @@ HELD_EVENTS = 4096  # published events that may wait where no event loop runs
 Reading = dict[int, Heard]  # the requests a viewer reads along with, and how far it is in each
 
 
-class _Picture(msgspec.Struct, tag="step", tag_field="type", omit_defaults=True, kw_only=True):
-    """A `Step` as a browser gets it: what the fold reads of it and no more."""
-
-    seq: int
-    t: float
-    step: int
-    ops: list[list[str | int]] = []
-    prefill: list[tuple[int, int, int]] = []
-    decode: list[int] | None = None
-    sealed: list[int] = []
-    waiting: int = 0
-    step_s: float = 0.0
-    forward_s: float = 0.0
-    flops: int | float = 0
-    weight_bytes: int = 0
-    kv_read_bytes: int = 0
-
-
-class _Unknown(msgspec.Struct):
+class _Head(msgspec.Struct):
     """What every line has, whatever its type."""
 
     type: str
     seq: int = 0
+    t: float = 0.0
 
 
+def _tag(kind: type[events.Event]) -> str:
+    return kind.__struct_config__.tag
+
+
+_HELLO, _SNAPSHOT = _WHOLE = tuple(map(_tag, (events.Hello, events.Snapshot)))
+# Not text, which a browser asks for, and nothing that it would not know.
+_SHOWN = frozenset(map(_tag, get_args(events.AnyEvent))) - set(map(_tag, events.TEXT_CHANNEL))
+_STEP, _BEHIND = _tag(events.Step), b',"schedule_s":'
 _encode = msgspec.json.Encoder().encode
-_decode_unknown = msgspec.json.Decoder(_Unknown).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class Hub:
     def __init__(self, *, max_lines: int = 20_000, max_bytes: int = 16 * 2**20, max_characters: int = 32 * 2**20):
         self._state = fold.State()
-        self._late: list[events.Event] = []  # heard, not in the state and the texts yet
+        self._late: list[events.Event | bytes] = []  # heard, not in the state and the texts yet
         self._seq = 0  # of the newest event heard
         self._gaps = 0
         self._history = History(max_lines, max_bytes)
@@ -112,16 +103,13 @@ class Hub:
     def ingest(self, *lines: bytes) -> None:
         """Takes in lines of another hub, from any thread. They are kept as they are.
 
-        Raises fold.NewerSchema; msgspec.DecodeError for a line that is no JSON object with a type.
+        Raises fold.NewerSchema; msgspec.DecodeError for a line that is no JSON object with a type, or a state that is
+        none.
         """
         with self._lock:
             for line in lines:
-                try:
-                    event = events.decode(line)
-                except msgspec.ValidationError:
-                    self._pass_on(line)
-                else:
-                    self._take(event, line)
+                head = _decode_head(line)
+                self._take(head.type, head.seq, head.t, line, line)
         self._wake()
         self._keep_up()
 
@@ -135,7 +123,7 @@ class Hub:
             while inbox:
                 event = inbox.popleft()
                 _round(event)
-                self._take(event, events.encode(event))
+                self._take(_tag(type(event)), event.seq, event.t, events.encode(event), event)
         self._wake()
         self._keep_up()
 
@@ -299,40 +287,38 @@ class Hub:
         late, self._late = self._late, []
         state, apply, hear = self._state, fold.apply, self._texts.hear
         for event in late:
+            if type(event) is bytes:
+                try:
+                    event = events.decode(event)
+                except msgspec.ValidationError:  # of a kind that is not known here (a newer engine's): counted
+                    state.seq = max(state.seq, _decode_head(event).seq)
+                    continue
             apply(state, event)
             hear(event, state)
 
-    def _take(self, event: events.Event, line: bytes) -> None:
-        """Under the lock: remember, fold what says everything anew."""
-        kind = type(event)
-        whole = kind is events.Hello or kind is events.Snapshot
-        if event.seq and not whole:
-            if event.seq <= self._seq:
+    def _take(self, kind: str, seq: int, t: float, line: bytes, event: events.Event | bytes) -> None:
+        """Under the lock: remember, fold what says everything anew. `event`: the line will do."""
+        whole = kind in _WHOLE
+        if whole and event is line:
+            event = events.decode(line)
+        if seq and not whole:
+            if seq <= self._seq:
                 return  # told twice
-            self._gaps += event.seq != self._seq + 1
-            self._seq = event.seq
+            self._gaps += seq != self._seq + 1
+            self._seq = seq
         self._late.append(event)
         if whole:
             self._fold_late()
             self._seq = self._state.seq
         if self._deltas:
             self._deltas.clear()
-        if kind is events.Snapshot:
+        if kind == _SNAPSHOT:
             self._history.skip(self._state.seq)  # nothing leads from the lines before to this state
             return
-        if kind is events.Hello:
-            self._history.restart(event.seq - 1)  # what came before is void
-        if event.seq:
-            self._history.append(Entry(event.seq, event.t, line, _picture(event, line)))
-
-    def _pass_on(self, line: bytes) -> None:
-        """An event of a kind that is not known here (a newer engine's): kept for others, no matter for the fold."""
-        unknown = _decode_unknown(line)
-        if unknown.seq > self._seq:
-            self._fold_late()
-            self._state.seq = self._seq = unknown.seq
-            self._deltas.clear()
-            self._history.append(Entry(unknown.seq, self._state.t, line, None))
+        if kind == _HELLO:
+            self._history.restart(seq - 1)  # what came before is void
+        if seq:
+            self._history.append(Entry(seq, t, line, _picture(kind, line)))
 
     def _wake(self) -> None:
         """Tells the listeners, from whatever thread."""
@@ -359,10 +345,10 @@ class Hub:
         entries = None if cursor is None else self._history.since(cursor)
         if entries is None:
             return events.encode(self.snapshot()).decode()
-        return ",".join(entry.picture for entry in entries if entry.picture)
+        return b",".join(entry.picture for entry in entries if entry.picture).decode()
 
     def _recent(self, cursor: int) -> list[str]:
-        """Pictures from OVERLAP_S before now, or from `cursor` if that is earlier."""
+        """What is shown from OVERLAP_S before now, or from `cursor` if that is earlier."""
         parts, index, begin, since = [], self._history.next, self._state.t - OVERLAP_S, 0
         for entry in self._history.newest_first():
             if index <= cursor and entry.t < begin and entry.picture:
@@ -370,7 +356,7 @@ class Hub:
                 break
             index -= 1
             if entry.picture:
-                parts.append(entry.picture)
+                parts.append(entry.picture.decode())
         else:
             since = self._history.before
         parts.append(f'{{"type":"since","seq":{since}}}')
@@ -390,29 +376,12 @@ class Hub:
         return told
 
 
-def _picture(event: events.Event, line: bytes) -> str | None:
-    """An event as a browser gets it; None when it gets none."""
-    kind = type(event)
-    if kind in events.TEXT_CHANNEL:
-        return None
-    if kind is not events.Step:
-        return line.decode()
-    picture = _Picture(
-        seq=event.seq,
-        t=event.t,
-        step=event.step,
-        ops=event.ops,
-        prefill=event.prefill,
-        decode=event.decode,
-        sealed=event.sealed,
-        waiting=event.waiting,
-        step_s=event.step_s,
-        forward_s=event.forward_s,
-        flops=int(event.flops) if float(event.flops).is_integer() else event.flops,
-        weight_bytes=event.weight_bytes,
-        kv_read_bytes=event.kv_read_bytes,
-    )
-    return _encode(picture).decode()
+def _picture(kind: str, line: bytes) -> bytes | None:
+    """An event as a browser gets it: of a step not what stands behind the figures that pictures need."""
+    if kind == _STEP:
+        end = line.find(_BEHIND)
+        return line if end < 0 else line[:end] + b"}"
+    return line if kind in _SHOWN else None
 
 
 def _round(event: events.Event) -> None:

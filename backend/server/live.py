@@ -120,6 +120,7 @@ class _Viewer:
         self.phases_said = self.fleet_said = self.chosen = ""
         self.pulse_due = 0.0
         self.pulse_said = ""
+        self.alarm: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         tasks = asyncio.create_task(self._listen()), asyncio.create_task(self._follow())
@@ -137,6 +138,7 @@ class _Viewer:
         while True:
             with self.hub.listening() as self.changed:
                 await self._tell()
+            self._silence()  # it would wake this hub's listener
             self.hub, self.extras = self.get_hub(), self.get_extras()
             self.reading = {request: Heard() for request in self.reading}
             self.phases_said = self.fleet_said = self.pulse_said = ""
@@ -158,13 +160,20 @@ class _Viewer:
                 await asyncio.sleep(early)
 
     async def _wait(self) -> None:
-        """Until there is something to tell. Some things change in silence and are looked at again after a while."""
+        """Until there is something to tell. Some things change in silence and are looked at again after a while: one
+        alarm serves many steps."""
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(
-            PHASES_S if loop.time() < max(self.phases_until, self.fleet_until) else PULSE_S, self.changed.set
-        )
+        now = loop.time()
+        at_latest = now + (PHASES_S if now < max(self.phases_until, self.fleet_until) else PULSE_S)
+        if not self.alarm or not now < self.alarm.when() <= at_latest:
+            self._silence()
+            self.alarm = loop.call_at(at_latest, self.changed.set)
         await self.changed.wait()
-        alarm.cancel()
+
+    def _silence(self) -> None:
+        if self.alarm:
+            self.alarm.cancel()
+        self.alarm = None
 
     def _with_answers(self, frame: str) -> str:
         answers = []
