@@ -130,8 +130,9 @@ class TorchRunner:
         if plan.ops:
             moved = {op[1] for op in plan.ops}
             self._tables.update([request for request in plan.work if request.number in moved])
-        # What has no context reads nothing from the pool: without a KV cache there is none to read.
-        singles = list(plan.work) if plan.decode_only else [r for r, n in plan.work.items() if n == 1 and r.computed]
+        # A span reads nothing from the pool where it has no context: without a KV cache there is nothing to read.
+        cached = self.config.kv_cache
+        singles = list(plan.work) if plan.decode_only else [r for r, n in plan.work.items() if n == 1 and cached]
         singles.sort(key=_computed)
         columns = self._columns(singles)
         # Those among them that compute all they know.
@@ -192,7 +193,8 @@ class TorchRunner:
         ends = list(range(at))  # the last rows of those who compute all they know
         if len(requests) < at:
             ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
-        for request in () if at == len(plan.work) else [r for r, n in plan.work.items() if n > 1 or not r.computed]:
+        single = set(singles)
+        for request in () if at == len(plan.work) else [r for r in plan.work if r not in single]:
             first, end = request.computed, request.computed + plan.work[request]
             blocks = tables[request.row, : -(-end // block_size)]
             where = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:end]
