@@ -40,28 +40,43 @@ def settled(page: Page) -> None:
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning", timeout=90_000)
 
 
+def click(what: Locator) -> None:
+    """As a person does, who sees first that the page has drawn what came of the click before."""
+    settled(what.page)
+    what.click()
+
+
+def opened(expander: Locator, content: Locator) -> None:
+    """Opens it, and again should a page that was still being drawn have closed it."""
+    click(expander.locator("summary"))
+    try:
+        expect(content).to_be_visible(timeout=20_000)
+    except AssertionError:
+        if expander.get_attribute("open") is None:
+            click(expander.locator("summary"))
+    expect(content).to_be_visible()
+
+
 def user_choice(page: Page, choice: str) -> Locator:
     return page.get_by_role("radiogroup", name="Users").get_by_role("radio", name=choice, exact=True)
 
 
 def users(page: Page, choice: str) -> None:
     """Again, should a page that was still being drawn take the click back."""
-    settled(page)
-    user_choice(page, choice).click()
+    click(user_choice(page, choice))
     settled(page)
     if not user_choice(page, choice).is_checked():
         user_choice(page, choice).click()
 
 
 def stop_all(page: Page) -> None:
-    settled(page)
-    page.get_by_role("button", name="Stop all").click()
+    click(page.get_by_role("button", name="Stop all"))
     expect(user_choice(page, "0")).to_be_checked(timeout=90_000)
     settled(page)
 
 
 def toggle(page: Page, label: str) -> None:
-    page.get_by_test_id("stCheckbox").filter(has_text=label).locator("label").first.click()
+    click(page.get_by_test_id("stCheckbox").filter(has_text=label).locator("label").first)
 
 
 def ask(page: Page, text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.pages import accessible, count, no_traceback, number, picture, until, users
+from tests.browser.pages import accessible, click, count, no_traceback, number, picture, until, users
 from tests.browser.vllm_server import VllmServer
 from tests.sources.attach.replicas import Replicas
 from tests.sources.attach.wire import Publisher, payload, stored
@@ -52,20 +52,20 @@ def page(stub, open_page) -> Iterator[Page]:
     expect(page.get_by_role("button", name="Connect…")).to_be_visible()
     if back.is_visible():
         users(page, "0")
-        back.click()
+        click(back)
         expect(page.get_by_text(ATTACHED)).to_have_count(0)
     no_traceback(page)
 
 
 def dialog(page: Page, url: str) -> None:
     if not page.get_by_role("dialog").is_visible():
-        page.get_by_role("button", name="Connect…").click()
+        click(page.get_by_role("button", name="Connect…"))
     page.get_by_role("textbox", name="Address", exact=True).fill(url)
 
 
 def connect(page: Page, url: str) -> None:
     dialog(page, url)
-    page.get_by_role("dialog").get_by_role("button", name="Connect", exact=True).click()
+    click(page.get_by_role("dialog").get_by_role("button", name="Connect", exact=True))
     expect(page.get_by_text(ATTACHED).first).to_be_visible()
 
 
@@ -76,17 +76,17 @@ def test_a_connection_is_tried_and_what_is_wrong_is_said(page, vllm):
         ("nonsense", "nonsense"),
     ):
         dialog(page, address)
-        page.get_by_role("button", name="Test connection").click()
+        click(page.get_by_role("button", name="Test connection"))
         expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text(words)
 
     server.how_metrics, server.key = "key", SECRET
     dialog(page, url)
-    page.get_by_role("button", name="Test connection").click()
+    click(page.get_by_role("button", name="Test connection"))
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("401")
 
-    page.get_by_text("Key, certificates, paths").click()
+    click(page.get_by_text("Key, certificates, paths"))
     page.get_by_role("textbox", name="API key").fill(SECRET)
-    page.get_by_role("button", name="Test connection").click()
+    click(page.get_by_role("button", name="Test connection"))
     found = page.get_by_role("dialog")
     expect(found.get_by_text(re.compile(r"vLLM 0\.32\.0$"))).to_be_visible()
     expect(found.get_by_role("table")).to_contain_text("--kv-events-config")  # what is missing, and what would give it
@@ -95,7 +95,7 @@ def test_a_connection_is_tried_and_what_is_wrong_is_said(page, vllm):
     accessible(page)
 
     server.how_metrics, server.key = "html", ""
-    page.get_by_role("button", name="Test connection").click()
+    click(page.get_by_role("button", name="Test connection"))
     expect(found.get_by_role("alert").first).to_contain_text(re.compile("web page|HTML", re.IGNORECASE))
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -126,29 +126,29 @@ def test_all_tabs_follow_and_show_what_the_server_tells(page, vllm, kv_events, s
     accessible(page)
 
     # Which blocks it holds is told by nobody: concluded from its tokens, and said to be.
-    other.get_by_role("option").first.click()
+    click(other.get_by_role("option").first)
     expect(other.get_by_text("Inferred from its tokens, not told: 2 full cells")).to_be_visible()
     expect(other.get_by_role("region", name="Block table").locator("tbody tr")).to_have_count(2)
     until(lambda: count(pool, "inferred") == 2, "its cells on the map")
     accessible(other)
 
-    page.get_by_role("link", name="Phases").click()
+    click(page.get_by_role("link", name="Phases"))
     expect(number(page, "ridge")).to_contain_text("FLOP/byte")
     roofline = picture(page, "Roofline")
     until(lambda: roofline.get_attribute("data-estimated") is not None, "the point that the server estimates")
     expect(page.get_by_role("button", name="Measure the roofs")).to_be_disabled()
-    page.get_by_role("link", name="Batching").click()
+    click(page.get_by_role("link", name="Batching"))
     expect(page.get_by_text("they compare switches of an engine")).to_be_visible()
-    page.get_by_role("link", name="Load").click()
+    click(page.get_by_role("link", name="Load"))
     expect(page.get_by_text("Real load for a server that is not ours")).to_be_visible()
     expect(page.get_by_text("Side by side")).to_be_visible()
-    page.get_by_role("link", name="Hardware").click()
+    click(page.get_by_role("link", name="Hardware"))
     expect(page.get_by_text("Hardware: not available from this source")).to_be_visible()
-    page.get_by_role("button", name="What it tells").click()
+    click(page.get_by_role("button", name="What it tells"))
     expect(page.get_by_role("table")).to_contain_text("tokens a step")
     page.keyboard.press("Escape")
 
-    page.get_by_role("button", name="Back to the own engine").click()
+    click(page.get_by_role("button", name="Back to the own engine"))
     for tab in (page, other):
         expect(tab.get_by_text(ATTACHED)).to_have_count(0)
         no_traceback(tab)
@@ -159,15 +159,15 @@ def test_a_fleet_with_a_dead_replica_stands_side_by_side(page, vllm):
     _, url = vllm
     replicas = Replicas(2)
     try:
-        page.get_by_role("link", name="Fleet").click()
+        click(page.get_by_role("link", name="Fleet"))
         lines = page.get_by_role("textbox", name="Servers, one a line")
         lines.fill("http://127.0.0.1:8000 color=blue")
-        page.get_by_role("button", name="Watch", exact=True).click()
+        click(page.get_by_role("button", name="Watch", exact=True))
         expect(page.get_by_role("alert")).to_contain_text("line 1")
         names = ("left", "right", "big", "gone")
         addresses = [*replicas.urls, url, "http://127.0.0.1:9"]
         lines.fill("\n".join(f"{u} name={n}" for u, n in zip(addresses, names, strict=True)))
-        page.get_by_role("button", name="Watch", exact=True).click()
+        click(page.get_by_role("button", name="Watch", exact=True))
 
         def value(name: str):
             return page.locator(f"[data-fleet='{name}'] .value")
@@ -181,12 +181,12 @@ def test_a_fleet_with_a_dead_replica_stands_side_by_side(page, vllm):
         expect(gone).not_to_contain_text("0 %")
         accessible(page)
 
-        page.get_by_role("button", name=re.compile("^big: ")).click()
+        click(page.get_by_role("button", name=re.compile("^big: ")))
         expect(page.get_by_role("region", name="Values of big")).to_contain_text("vllm:kv_cache_usage_perc")
-        page.get_by_role("button", name="Attach to big").click()
+        click(page.get_by_role("button", name="Attach to big"))
         expect(page.get_by_text(ATTACHED).first).to_be_visible()
-        page.get_by_text("Servers", exact=True).click()
-        page.get_by_role("button", name="Stop watching").click()
+        click(page.get_by_text("Servers", exact=True))
+        click(page.get_by_role("button", name="Stop watching"))
         expect(page.get_by_text("No fleet is watched")).to_be_visible()
     finally:
         replicas.close()

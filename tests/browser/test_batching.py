@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.pages import accessible, no_traceback, settled
+from tests.browser.pages import accessible, click, no_traceback, settled
 
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LONG_MS = 120_000
@@ -16,7 +16,7 @@ TOOK = re.compile(r"Took \d+ s")
 
 def choose(page: Page, name: str) -> None:
     settled(page)
-    page.get_by_role("radio", name=name, exact=True).click()
+    click(page.get_by_role("radio", name=name, exact=True))
     expect(page.get_by_role("radio", name=name, exact=True)).to_be_checked()
     settled(page)
 
@@ -24,7 +24,7 @@ def choose(page: Page, name: str) -> None:
 def run(page: Page, *, brief: bool = False) -> None:
     """`brief`: it may have ended before the page has drawn that it runs."""
     settled(page)
-    page.get_by_role("button", name="Run", exact=True).click()
+    click(page.get_by_role("button", name="Run", exact=True))
     stop = page.get_by_role("button", name="Stop", exact=True)
     expect(stop.or_(page.get_by_text(TOOK)) if brief else stop).to_be_visible()
 
@@ -42,17 +42,17 @@ def charts(page: Page, count: int) -> None:
 
 def test_the_batch_sweep_is_run_stopped_and_run_again(stub, open_page):
     page = open_page(f"{stub}/batching")
-    page.get_by_test_id("stCheckbox").filter(has_text="Bound").locator("label").first.click()
+    click(page.get_by_test_id("stCheckbox").filter(has_text="Bound").locator("label").first)
     pills = page.get_by_test_id("stButtonGroup")
     for batch in ("4", "16", "32"):
-        pills.filter(has_text="Batch sizes").get_by_role("button", name=batch, exact=True).click()
-    pills.filter(has_text="Context").get_by_role("button", name="256", exact=True).click()
+        click(pills.filter(has_text="Batch sizes").get_by_role("button", name=batch, exact=True))
+    click(pills.filter(has_text="Context").get_by_role("button", name="256", exact=True))
     steps = page.get_by_label("Steps a point")
     steps.fill("400")
     steps.press("Enter")
     run(page)
     expect(page.get_by_role("progressbar")).to_be_visible()
-    page.get_by_role("button", name="Stop", exact=True).click()
+    click(page.get_by_role("button", name="Stop", exact=True))
     expect(page.get_by_text("Stopped", exact=True)).to_be_visible(timeout=LONG_MS)
     steps.fill("4")
     steps.press("Enter")

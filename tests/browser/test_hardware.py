@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.pages import accessible, no_traceback, number, picture, quiet, until, users
+from tests.browser.pages import accessible, click, no_traceback, number, picture, quiet, until, users
 from tests.browser.processes import dashboard, free_port, stub_engine
 from tests.nvml import library
 
@@ -71,7 +71,7 @@ def test_a_shape_is_modelled_and_the_run_of_it_measured_at_the_same_intensity(st
     for _ in range(3):
         context.press("ArrowLeft")
     expect(page.get_by_text("the pool has 256")).to_have_count(0)
-    page.get_by_role("button", name="Run it").click()
+    click(page.get_by_role("button", name="Run it"))
 
     def together() -> bool:
         (x, y), (wanted, _) = place(roofline, "decode"), place(roofline, "model")
@@ -97,9 +97,9 @@ def test_another_accelerator_is_laid_over(stub, open_page):
     page = open_page(f"{stub}/phases")
     roofline = picture(page, "Roofline")
     until(lambda: place(roofline, "model")[0] > 0, "the modelled point")
-    page.get_by_role("combobox", name="Overlay the roof of").click()
+    click(page.get_by_role("combobox", name="Overlay the roof of"))
     page.keyboard.type("H100")
-    page.get_by_role("option", name=re.compile("H100")).first.click()
+    click(page.get_by_role("option", name=re.compile("H100")).first)
     expect(page.get_by_text("dense, data sheet")).to_be_visible()
     expect(roofline).to_have_attribute("aria-label", re.compile("modelled, on .*H100"), timeout=10_000)
     assert page.evaluate(WIDTHS) <= 0
@@ -111,12 +111,12 @@ def test_roofs_are_measured_when_the_engine_is_idle_and_not_before(stub, open_pa
     quiet(page)
     users(page, "8")
     expect(page.get_by_text(re.compile(r"\bbusy$"))).to_be_visible(timeout=60_000)
-    page.get_by_role("button", name="Measure the roofs").click()
+    click(page.get_by_role("button", name="Measure the roofs"))
     expect(page.get_by_role("alert").filter(has_text="Not now")).to_contain_text("requests run")
     quiet(page)
     expect(page.get_by_text(re.compile(r"\bready$"))).to_be_visible(timeout=60_000)
     expect(page.get_by_role("alert").filter(has_text="Not now")).to_have_count(0)
-    page.get_by_role("button", name="Measure the roofs").click()
+    click(page.get_by_role("button", name="Measure the roofs"))
     expect(number(page, "ridge")).to_contain_text(
         "16.0 FLOP/byte", timeout=60_000
     )  # 400 GFLOP/s ÷ 25 GB/s, as it was scripted
@@ -160,16 +160,16 @@ def test_fake_gpus_are_called_fake_and_read_like_real_ones(gpus, open_page):
     expect(page.get_by_role("row", name=re.compile("4711"))).to_contain_text("28.0 GiB")
     expect(page.get_by_role("row", name=re.compile("4712"))).to_contain_text("not told by the driver")
 
-    page.get_by_role("button", name=re.compile("Tesla T4")).click()  # the other card, which knows less
+    click(page.get_by_role("button", name=re.compile("Tesla T4")))  # the other card, which knows less
     expect(strip(page, "dram_bandwidth")).to_contain_text("needs Hopper or newer")
     expect(strip(page, "dram_bandwidth").locator("canvas")).to_have_count(0)
-    strip(page, "pcie_tx").get_by_role("button", name="Read it").click()
+    click(strip(page, "pcie_tx").get_by_role("button", name="Read it"))
     expect(strip(page, "pcie_tx").locator(".now")).to_contain_text("MB/s", timeout=15_000)
 
     lost = "GPU_IS_LOST"
     gpus.script.update({"error.gpu.1.nvmlDeviceGetUtilizationRates": lost})
     expect(page.locator("[data-state='lost']")).to_contain_text("Tesla T4", timeout=15_000)
-    page.get_by_role("button", name=re.compile("H100")).click()
+    click(page.get_by_role("button", name=re.compile("H100")))
     expect(strip(page, "power").locator(".now")).to_have_text("405 W")  # the other card and the engine go on
     gpus.script.update({"error.gpu.1.nvmlDeviceGetUtilizationRates": None})
     quiet(page)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.pages import accessible, no_traceback
+from tests.browser.pages import accessible, click, no_traceback
 
 PATIENCE_MS = 30_000
 SAMPLES = Path(__file__).parents[1] / "data" / "load"
@@ -32,24 +32,24 @@ def test_a_sweep_is_run_stopped_and_shown(stub, open_page):
     fill(page, "Answer tokens", "4")
     fill(page, "Requests a rate", "10")
     expect(page.get_by_text("Sends 180 real requests")).to_be_visible(timeout=PATIENCE_MS)
-    page.get_by_role("button", name="Run", exact=True).click()
+    click(page.get_by_role("button", name="Run", exact=True))
     expect(page.get_by_text(re.compile(r"[1-9]\d* of 60 sent"))).to_be_visible(timeout=PATIENCE_MS)
     expect(page.get_by_test_id("stMetric")).to_have_count(
         4, timeout=PATIENCE_MS
     )  # what was measured so far is already there
-    page.get_by_role("button", name="Stop", exact=True).click()
+    click(page.get_by_role("button", name="Stop", exact=True))
     expect(page.get_by_text("What was measured until then is below.")).to_be_visible(timeout=PATIENCE_MS)
     expect(page.get_by_test_id("stPlotlyChart")).to_have_count(
         5, timeout=PATIENCE_MS
     )  # latency, CDF, goodput, queue, Little
-    page.get_by_text("Table: the sweep").click()
+    click(page.get_by_text("Table: the sweep"))
     expect(page.get_by_test_id("stDataFrame")).to_be_visible(timeout=PATIENCE_MS)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Requests as CSV").click()
+        click(page.get_by_role("button", name="Requests as CSV"))
     assert Path(download.value.path()).read_text().startswith("offered_rate_per_s,number,state")
 
     # Other tools' results in the same picture.
-    page.get_by_role("button", name="Import results").click()
+    click(page.get_by_role("button", name="Import results"))
     page.locator("input[type=file]").set_input_files(
         [SAMPLES / name for name in ("vllm-bench-serve.json", "guidellm.json", "aiperf.json")]
     )
@@ -62,9 +62,9 @@ def test_a_sweep_is_run_stopped_and_shown(stub, open_page):
 
 def test_what_cannot_be_loaded_is_explained(stub, open_page):
     page = open_page(f"{stub}/load")
-    page.get_by_role("radio", name="Another server").click()
+    click(page.get_by_role("radio", name="Another server"))
     fill(page, "Address", "http://127.0.0.1:9")
-    page.get_by_role("button", name="Run", exact=True).click()
+    click(page.get_by_role("button", name="Run", exact=True))
     alert = page.get_by_role("alert").filter(has_text="It could not go on")
     expect(alert).to_contain_text("127.0.0.1:9", timeout=PATIENCE_MS)
     no_traceback(page)

@@ -13,9 +13,11 @@ from tests.browser.pages import (
     READY,
     accessible,
     ask,
+    click,
     count,
     no_traceback,
     number,
+    opened,
     picture,
     quiet,
     stop_all,
@@ -121,17 +123,17 @@ def test_switches_wait_for_an_idle_engine_and_a_small_pool_preempts(stub, open_p
     until(lambda: count(pool, "used") > 0, "traffic")
     _switch(page, "Pool size (blocks)", "64")
     expect(page.get_by_text("Engine busy")).to_be_visible()
-    page.get_by_role("button", name="Stop users and apply").click()
+    click(page.get_by_role("button", name="Stop users and apply"))
     until(lambda: count(pool, "blocks") == 64, "a pool of 64 blocks")
     expect(page.get_by_text("Engine busy")).to_have_count(0)
     before = count(pool, "preemptions")
     users(page, "32")
     toggle(page, "Shared system prompt")
     until(lambda: count(pool, "preemptions") > before, "a preemption")
-    page.get_by_role("link", name="Cockpit").click()
+    click(page.get_by_role("link", name="Cockpit"))
     gantt = picture(page, "Requests over time")
     until(lambda: count(gantt, "preempted") > 0, "a preempted row in the request chart")
-    page.get_by_role("link", name="KV blocks").click()
+    click(page.get_by_role("link", name="KV blocks"))
     quiet(page)
     _switch(page, "Pool size (blocks)", "256")
     until(lambda: count(picture(page, "Block pool"), "blocks") == 256, "the pool as it was")
@@ -139,9 +141,9 @@ def test_switches_wait_for_an_idle_engine_and_a_small_pool_preempts(stub, open_p
 
 
 def _switch(page, label: str, value: str) -> None:
-    page.get_by_role("button", name="Engine switches").click()
+    click(page.get_by_role("button", name="Engine switches"))
     page.get_by_role("spinbutton", name=label).fill(value)
-    page.get_by_role("button", name="Apply", exact=True).click()
+    click(page.get_by_role("button", name="Apply", exact=True))
     page.keyboard.press("Escape")
 
 
@@ -151,11 +153,11 @@ def test_the_prefix_cache_is_emptied(stub, open_page):
     ask(page, "Something to remember for a while, so that a block of sixteen tokens becomes full.")
     until(lambda: count(picture(page, "Requests over time"), "live") == 1, "the request")
     stop_all(page)
-    page.get_by_role("link", name="KV blocks").click()
+    click(page.get_by_role("link", name="KV blocks"))
     pool = picture(page, "Block pool")
     until(lambda: count(pool, "cached") > 0 and count(pool, "used") == 0, "cached blocks")
-    page.get_by_role("button", name="Engine switches").click()
-    page.get_by_role("button", name="Reset prefix cache").click()
+    click(page.get_by_role("button", name="Engine switches"))
+    click(page.get_by_role("button", name="Reset prefix cache"))
     until(lambda: count(pool, "cached") == 0, "no cached block")
 
 
@@ -199,8 +201,8 @@ def test_a_request_shows_its_block_table_with_its_words(stub, open_page):
     quiet(page)
     ask(page, "Which block of the pool holds this very question and the long answer to it?")
     expect(page.locator("article[data-request]").filter(has_text="this very question")).to_be_visible()
-    page.get_by_role("link", name="KV blocks").click()
-    page.get_by_role("option").filter(has_text="you").first.click()
+    click(page.get_by_role("link", name="KV blocks"))
+    click(page.get_by_role("option").filter(has_text="you").first)
     table = page.get_by_role("region", name="Block table")
     expect(table.locator("tbody tr").nth(1)).to_be_visible()
     expect(table.locator("td.tokens").first).to_contain_text(re.compile("this.?·very.?·question"))
@@ -212,7 +214,7 @@ def test_the_users_that_run_are_shown_on_every_page(stub, open_page):
     quiet(page)
     users(page, "8")
     for name in ("KV blocks", "Phases", "Explorer", "Cockpit"):
-        page.get_by_role("link", name=name).click()
+        click(page.get_by_role("link", name=name))
         if name != "Explorer":
             chosen = page.get_by_role("radiogroup", name="Users").get_by_role("radio", name="8", exact=True)
             expect(chosen).to_be_checked()
@@ -237,9 +239,8 @@ def test_tables_say_what_the_pictures_show(stub, open_page):
     quiet(page)
     ask(page, "One request for the table.")
     until(lambda: count(picture(page, "Requests over time"), "rows") > 0, "a request")
-    page.get_by_text("Table", exact=True).first.click()
-    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
-    page.get_by_role("button", name="Refresh").click()
+    opened(page.locator("details", has_text="Table").first, page.get_by_test_id("stDataFrame"))
+    click(page.get_by_role("button", name="Refresh"))
     expect(page.get_by_test_id("stDataFrame")).to_be_visible()
     no_traceback(page)
 
@@ -248,7 +249,7 @@ def test_units_change_everywhere(stub, open_page):
     page = open_page(f"{stub}/blocks")
     formula = page.locator(".formulas").first
     expect(formula).to_contain_text("KiB")
-    page.get_by_role("radiogroup", name="Units").get_by_role("radio", name="GB", exact=True).click()
+    click(page.get_by_role("radiogroup", name="Units").get_by_role("radio", name="GB", exact=True))
     expect(formula).to_contain_text("kB")
     expect(formula).not_to_contain_text("KiB")
     expect(page).to_have_url(re.compile(r"units=GB"))
@@ -320,7 +321,7 @@ def test_an_engine_that_ends_is_said_and_found_again(tmp_path, open_page):
         with stub_engine(engine, tmp_path / "one.log"):
             page = open_page(f"http://127.0.0.1:{ui}/lab/kv/blocks")
             expect(page.get_by_text(READY)).to_be_visible()
-            page.get_by_role("link", name="Cockpit").click()
+            click(page.get_by_role("link", name="Cockpit"))
             ask(page, "Hello")
             until(lambda: count(picture(page, "Requests over time"), "rows") == 1, "a request")
             expect(page.locator(".kv[data-live='live']").first).to_be_attached()

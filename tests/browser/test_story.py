@@ -10,7 +10,7 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.pages import READY, ask, count, no_traceback, number, picture, stop_all, toggle, until, users
+from tests.browser.pages import READY, ask, click, count, no_traceback, number, picture, stop_all, toggle, until, users
 
 LOADING_S = 120  # on a busy machine
 ANSWER_S = 90
@@ -23,7 +23,7 @@ def test_the_story(real, open_page):
     expect(page.get_by_text(READY)).to_be_visible(timeout=LOADING_S * 1000)
 
     # A prompt: its text streams, its blocks appear, and stay as cached ones when it has finished.
-    page.get_by_role("button", name="Sampling").click()
+    click(page.get_by_role("button", name="Sampling"))
     page.get_by_role("spinbutton", name="Max tokens").fill("24")
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
@@ -38,7 +38,7 @@ def test_the_story(real, open_page):
     expect(number(page, "ttft")).to_contain_text(re.compile("ms|s"))
 
     # 32 users with a shared prompt: blocks with many holders.
-    page.get_by_role("link", name="KV blocks").click()
+    click(page.get_by_role("link", name="KV blocks"))
     pool = picture(page, "Block pool")
     until(lambda: count(pool, "cached") > 0, "cached blocks of the finished request")
     users(page, "32")
@@ -53,11 +53,11 @@ def test_the_story(real, open_page):
     assert count(pool, "saved") == 0
 
     # A small pool: somebody is preempted.
-    page.get_by_role("button", name="Engine switches").click()
+    click(page.get_by_role("button", name="Engine switches"))
     page.get_by_role("spinbutton", name="Pool size (blocks)").fill("64")
-    page.get_by_role("button", name="Apply", exact=True).click()
+    click(page.get_by_role("button", name="Apply", exact=True))
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Stop users and apply").click()
+    click(page.get_by_role("button", name="Stop users and apply"))
     until(lambda: count(pool, "blocks") == 64, "the small pool", ANSWER_S)
     users(page, "8")
     until(lambda: count(pool, "preemptions") > 0, "a preemption", 3 * ANSWER_S)
@@ -73,7 +73,7 @@ def test_a_killed_engine_is_said_and_restarts(real, open_page):
     expect(alert).to_be_visible(timeout=90_000)
     expect(alert).to_contain_text("signal 9")
     no_traceback(page)
-    page.get_by_role("button", name="Restart the engine").click()
+    click(page.get_by_role("button", name="Restart the engine"))
     expect(page.get_by_text(re.compile(r"\b(ready|busy)$"))).to_be_visible(timeout=LOADING_S * 1000)
     expect(alert).to_have_count(0)
     users(page, "0")
