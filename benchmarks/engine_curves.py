@@ -55,8 +55,9 @@ class Stub:
     def set_attn_implementation(self, name: str) -> None:
         self.config._attn_implementation = name
 
-    def __call__(self, *, logits_to_keep: torch.Tensor, **_) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits[:, : len(logits_to_keep)])
+    def __call__(self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor | int, **_) -> SimpleNamespace:
+        kept = input_ids.shape[1] if isinstance(logits_to_keep, int) else len(logits_to_keep)
+        return SimpleNamespace(logits=self.logits[:, :kept])
 
 
 def stub_engine(rows: int, events: list, **config) -> Engine:

@@ -13,7 +13,7 @@ let tokens see their future, and therefore raises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -57,6 +57,27 @@ class Group:
                 seen &= position >= self.context[:, None] - window
             self.masks[window] = None if bool(seen.all()) else seen[:, None, None, :]
         return self.masks[window]
+
+
+class Groups:
+    """All requests with one new token each, by ascending context: groups of them, made when somebody asks for them,
+    which compiled kernels do not."""
+
+    def __init__(self, tables: np.ndarray, rows: np.ndarray, lengths: np.ndarray, block_size: int, device):
+        """tables [requests, blocks] of all that run; rows [B], where these stand in it; lengths [B]."""
+        self._tables, self._rows, self._lengths = tables, rows, lengths
+        self._block_size, self._device = block_size, device
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._made)
+
+    @cached_property
+    def _made(self) -> list[Group]:
+        made = []
+        for first, end in group_rows(self._lengths, self._block_size):
+            blocks = self._tables[self._rows[first:end], : -(-int(self._lengths[end - 1]) // self._block_size)]
+            made.append(Group(first, blocks, self._lengths[first:end], self._block_size, self._device))
+        return made
 
 
 @dataclass(slots=True)
@@ -135,7 +156,7 @@ class Step:
 
     cache: KVCache
     slots: torch.Tensor  # [T], where each new token's K and V go
-    groups: list[Group]
+    groups: Iterable[Group]
     spans: list[Span]
     singles: CompiledSingles | None = None  # the groups' requests once more, where a compiled kernel is to be used
     ragged: Any = None  # the spans once more (gpu.spans.Spans), where flash attention is to be used

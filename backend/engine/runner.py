@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,16 @@ class StepResult:
     forward_s: float
     sample_s: float
     attention_s: float = 0.0  # part of forward_s; 0: not measured
+
+
+class _Decoded(NamedTuple):
+    """A decode step and what it said. Where the next one has the very same requests, its inputs follow from that, and
+    hundreds of requests need not be looked through."""
+
+    work: list[Request]  # in the plan's order
+    singles: list[Request]  # in the order of the columns
+    columns: Columns
+    tokens: list[int]
 
 
 _row, _computed = attrgetter("row"), attrgetter("computed")
@@ -97,6 +107,7 @@ class TorchRunner:
     def configure(self, config: EngineConfig) -> None:
         self.config = config
         self._graphs, self.notes = None, []  # graphs hold on to the old pool
+        self._before: _Decoded | None = None
         self.cache = KVCache(config.num_blocks, config.block_size, self.device, self.loaded.dtype)
         widest = -(-config.max_model_len // config.block_size)
         mirror = self.device if self._paged else None
@@ -130,11 +141,7 @@ class TorchRunner:
         if plan.ops:
             moved = {op[1] for op in plan.ops}
             self._tables.update([request for request in plan.work if request.number in moved])
-        # A span reads nothing from the pool where it has no context: without a KV cache there is nothing to read.
-        cached = self.config.kv_cache
-        singles = list(plan.work) if plan.decode_only else [r for r, n in plan.work.items() if n == 1 and cached]
-        singles.sort(key=_computed)
-        columns = self._columns(singles)
+        singles, columns = self._following(plan) or self._gathered(plan)
         # Those among them that compute all they know.
         requests = singles if plan.decode_only else [r for r in singles if r.computed + 1 == len(r.tokens)]
         step = None
@@ -148,6 +155,8 @@ class TorchRunner:
         if requests:
             tokens, logits = sample(logits, requests, self.loaded.stop_ids)
             sampled = dict(zip(requests, tokens, strict=True))
+            if plan.decode_only:
+                self._before = _Decoded(list(plan.work), singles, columns, tokens)
         forward_s = timer.seconds()
         end = time.perf_counter()
         # On a GPU the host saw only launches, and an event pair a layer would cost launches of its own.
@@ -170,31 +179,40 @@ class TorchRunner:
     def _singles(self, rows: torch.Tensor, lengths: torch.Tensor, longest: int) -> attention.CompiledSingles:
         return self._paged.Singles(rows, self._tables.mirror, lengths, longest, self.config.block_size)
 
-    def _columns(self, singles: list[Request]) -> Columns:
-        """Inputs of requests with one new token."""
-        block_size = self.config.block_size
+    def _gathered(self, plan: Plan) -> tuple[list[Request], Columns]:
+        """The requests with one new token, by context length, and their inputs."""
+        # A span reads nothing from the pool where it has no context: without a KV cache there is nothing to read.
+        singles = [request for request, count in plan.work.items() if count == 1] if self.config.kv_cache else []
+        singles.sort(key=_computed)
         rows = np.fromiter(map(_row, singles), np.int64, len(singles))
-        before = np.fromiter(map(_computed, singles), np.int64, len(singles))
+        positions = np.fromiter(map(_computed, singles), np.int64, len(singles))
         ids = np.array([r.tokens[r.computed] for r in singles], dtype=np.int64)
-        slots = self._tables.host[rows, before // block_size] * block_size + before % block_size
-        return Columns(ids, before, slots, before + 1, rows)
+        return singles, self._columns(ids, positions, rows)
+
+    def _following(self, plan: Plan) -> tuple[list[Request], Columns] | None:
+        """The same from the step before; None where it tells nothing of this one."""
+        before, self._before = self._before, None
+        if not before or not plan.decode_only or before.work != list(plan.work):
+            return None
+        ids = np.array(before.tokens, dtype=np.int64)
+        return before.singles, self._columns(ids, before.columns.lengths, before.columns.rows)
+
+    def _columns(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> Columns:
+        block_size = self.config.block_size
+        slots = self._tables.host[rows, positions // block_size] * block_size + positions % block_size
+        return Columns(ids, positions, slots, positions + 1, rows)
 
     def _inputs(self, plan: Plan, singles: list[Request], columns: Columns, requests: list[Request]):
         """Flat inputs of a step, requests with one new token first and by context length, then the longer spans."""
         block_size, tables = self.config.block_size, self._tables.host
         rows, lengths = columns.rows, columns.lengths
         ids, positions, slots = [columns.ids], [columns.positions], [columns.slots]
-        groups, spans = [], []
-        for first, end in attention.group_rows(lengths, block_size):
-            blocks = tables[rows[first:end], : -(-int(lengths[end - 1]) // block_size)]
-            groups.append(attention.Group(first, blocks, lengths[first:end], block_size, self.device))
-
-        at = len(singles)
+        spans, at = [], len(singles)
         ends = list(range(at))  # the last rows of those who compute all they know
         if len(requests) < at:
             ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
-        single = set(singles)
-        for request in () if at == len(plan.work) else [r for r in plan.work if r not in single]:
+        single = set(singles) if at < len(plan.work) else plan.work
+        for request in [r for r in plan.work if r not in single]:
             first, end = request.computed, request.computed + plan.work[request]
             blocks = tables[request.row, : -(-end // block_size)]
             where = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:end]
@@ -207,6 +225,7 @@ class TorchRunner:
                 requests.append(request)
                 ends.append(at - 1)
 
+        groups = attention.Groups(tables, rows, lengths, block_size, self.device)
         step = attention.Step(self.cache, self._flat(slots), groups, spans)
         if self._paged:
             step.write = self._paged.write
@@ -220,8 +239,8 @@ class TorchRunner:
             longest = int(lengths[-1])
             own = torch.from_numpy(tables[rows, : -(-longest // block_size)].astype(np.int32))
             step.singles = attention.Singles(own, torch.from_numpy(lengths.astype(np.int32)), longest, block_size)
-        last_rows = self._flat([np.array(ends, dtype=np.int64)])
+        last_rows = 0 if len(ends) == at else self._flat([np.array(ends, dtype=np.int64)])
         return self._flat(ids), self._flat(positions), last_rows, requests, step
 
     def _flat(self, parts: list[np.ndarray]) -> torch.Tensor:
-        return upload(np.concatenate(parts), self.device)
+        return upload(np.concatenate(parts) if len(parts) > 1 else parts[0], self.device)
