@@ -392,7 +392,22 @@ def test_what_is_no_event_is_refused_and_leaves_the_hub_whole():
             hub.ingest(line)
     with pytest.raises(fold.NewerSchema):
         hub.ingest(b'{"type":"snapshot","schema":99,"state":{}}')
+    with pytest.raises(msgspec.DecodeError):
+        hub.ingest(b'{"type":"hello","seq":1}')  # says everything anew, and not what
     assert state_of(hub) == before
+
+
+def test_an_event_whose_content_is_none_is_passed_over():
+    """Lines are decoded late: that one of many is wrong must not lose the others."""
+    hub = Hub()
+    for _ in scripted(hub).run(3):
+        pass
+    before, seq = state_of(hub), hub.read(lambda state: state.seq)
+    wrong = b'{"type":"finished","seq":%d,"request":"seven"}' % (seq + 1)
+    right = events.encode(events.Fault(seq=seq + 2, message="m"))
+    hub.ingest(wrong, right)
+    assert hub.read(lambda state: (state.seq, state.gaps, state.fault)) == (seq + 2, 0, "m")
+    assert state_of(hub).requests == before.requests
 
 
 def test_readers_in_threads_see_whole_steps():
