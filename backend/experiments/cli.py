@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from backend import key_file
+from backend import interrupt, key_file
 from backend.experiments import Experiment, ExperimentError, Progress, Result, chunked, race, sweep, waves
 from backend.sources.background import Background
 from backend.sources.remote import EngineClient
@@ -102,18 +102,18 @@ def follow(experiment: Experiment) -> Result:
     """
     kept: Result | None = None
     try:
-        while True:
-            report = next(experiment)
-            if isinstance(report, Progress):
-                left = "" if report.left_s is None else f", about {report.left_s:.0f} s left"
-                _line(f"{report.share:4.0%} {report.note}{left}")
-            else:
-                kept = report.result
+        with interrupt.heard() as interrupted:
+            while not interrupted.is_set():
+                report = next(experiment)
+                if isinstance(report, Progress):
+                    left = "" if report.left_s is None else f", about {report.left_s:.0f} s left"
+                    _line(f"{report.share:4.0%} {report.note}{left}")
+                else:
+                    kept = report.result
     except StopIteration as end:
         return end.value
     except KeyboardInterrupt:
-        if kept is None:
-            raise ExperimentError("stopped before anything was measured") from None
+        pass
     except ExperimentError as error:
         if kept is None:
             raise
@@ -122,6 +122,8 @@ def follow(experiment: Experiment) -> Result:
     finally:
         experiment.close()
         _line("")
+    if kept is None:
+        raise ExperimentError("stopped before anything was measured")
     return dataclasses.replace(kept, complete=False)
 
 

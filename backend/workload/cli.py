@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend import key_file
+from backend import interrupt, key_file
 from backend.workload.arrivals import Arrivals, LoadError
 from backend.workload.lengths import Lengths
 
@@ -118,14 +118,15 @@ def _run(target: Target, settings: Settings) -> Result | None:
     from backend.experiments.load import sweep
 
     kept: Result | None = None
-    with closing(sweep(target, settings)) as running:
+    with closing(sweep(target, settings)) as running, interrupt.heard() as interrupted:
         try:
-            while True:
+            while not interrupted.is_set():
                 report = next(running)
                 if isinstance(report, Partial):
                     kept = report.result
                 else:
                     _show(report)
+            return kept
         except StopIteration as end:
             return end.value
         except KeyboardInterrupt:

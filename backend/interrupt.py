@@ -1,0 +1,29 @@
+"""Ctrl-C as a wish to end, heard between two reports: an exception in the middle of anything may be swallowed there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def heard() -> Iterator[threading.Event]:
+    """An event that the first SIGINT sets; a second one is a KeyboardInterrupt, as ever. Outside of the main thread,
+    where signals do not arrive, nobody sets it."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT) or signal.default_int_handler
+
+    def first(*_: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
