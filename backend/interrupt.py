@@ -16,14 +16,13 @@ def heard() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.getsignal(signal.SIGINT) or signal.default_int_handler
 
     def first(*_: object) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    signal.signal(signal.SIGINT, first)
+    before = signal.signal(signal.SIGINT, first)  # a shell may have started us in the background, deaf to it
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
