@@ -70,7 +70,7 @@ def _start(server: load.Server, settings: load.Settings) -> None:
 
 def _imports() -> list[imports.Imported]:
     """Results of other tools, to be shown beside ours."""
-    with st.popover("Import results", icon=":material/upload_file:", type="tertiary"):
+    with st.popover("Import results", icon=":material/upload_file:", type="tertiary", width=180):
         files = st.file_uploader(
             "JSON of vllm bench serve, guidellm or aiperf", type=["json"], accept_multiple_files=True,
             key="load_imports", max_upload_size=64,
