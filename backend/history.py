@@ -12,7 +12,7 @@ class Entry(NamedTuple):
     seq: int
     t: float
     line: bytes  # the event as it travels, without the newline
-    picture: bytes | None  # what a browser gets of it; None: nothing
+    picture: str | None  # what a browser gets of it; None: nothing
 
 
 class History:
@@ -73,4 +73,4 @@ class History:
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.line) + len(entry.picture or b"")
+    return len(entry.line) + len(entry.picture or "")

@@ -109,7 +109,10 @@ class Hub:
         with self._lock:
             for line in lines:
                 head = _decode_head(line)
-                self._take(head.type, head.seq, head.t, line, line)
+                try:
+                    self._take(head.type, head.seq, head.t, line, line)
+                except UnicodeDecodeError as error:
+                    raise msgspec.DecodeError(str(error)) from None
         self._wake()
         self._keep_up()
 
@@ -290,7 +293,7 @@ class Hub:
             if type(event) is bytes:
                 try:
                     event = events.decode(event)
-                except msgspec.ValidationError:  # of a kind that is not known here (a newer engine's): counted
+                except msgspec.DecodeError:  # of a kind that is not known here (a newer engine's), or broken: counted
                     state.seq = max(state.seq, _decode_head(event).seq)
                     continue
             apply(state, event)
@@ -298,7 +301,7 @@ class Hub:
 
     def _take(self, kind: str, seq: int, t: float, line: bytes, event: events.Event | bytes) -> None:
         """Under the lock: remember, fold what says everything anew. `event`: the line will do."""
-        whole = kind in _WHOLE
+        picture, whole = _picture(kind, line), kind in _WHOLE
         if whole and event is line:
             event = events.decode(line)
         if seq and not whole:
@@ -318,7 +321,7 @@ class Hub:
         if kind == _HELLO:
             self._history.restart(seq - 1)  # what came before is void
         if seq:
-            self._history.append(Entry(seq, t, line, _picture(kind, line)))
+            self._history.append(Entry(seq, t, line, picture))
 
     def _wake(self) -> None:
         """Tells the listeners, from whatever thread."""
@@ -345,10 +348,10 @@ class Hub:
         entries = None if cursor is None else self._history.since(cursor)
         if entries is None:
             return events.encode(self.snapshot()).decode()
-        return b",".join(entry.picture for entry in entries if entry.picture).decode()
+        return ",".join(entry.picture for entry in entries if entry.picture)
 
     def _recent(self, cursor: int) -> list[str]:
-        """What is shown from OVERLAP_S before now, or from `cursor` if that is earlier."""
+        """Pictures from OVERLAP_S before now, or from `cursor` if that is earlier."""
         parts, index, begin, since = [], self._history.next, self._state.t - OVERLAP_S, 0
         for entry in self._history.newest_first():
             if index <= cursor and entry.t < begin and entry.picture:
@@ -356,7 +359,7 @@ class Hub:
                 break
             index -= 1
             if entry.picture:
-                parts.append(entry.picture.decode())
+                parts.append(entry.picture)
         else:
             since = self._history.before
         parts.append(f'{{"type":"since","seq":{since}}}')
@@ -376,12 +379,12 @@ class Hub:
         return told
 
 
-def _picture(kind: str, line: bytes) -> bytes | None:
+def _picture(kind: str, line: bytes) -> str | None:
     """An event as a browser gets it: of a step not what stands behind the figures that pictures need."""
     if kind == _STEP:
         end = line.find(_BEHIND)
-        return line if end < 0 else line[:end] + b"}"
-    return line if kind in _SHOWN else None
+        return line.decode() if end < 0 else f"{line[:end].decode()}}}"
+    return line.decode() if kind in _SHOWN else None
 
 
 def _round(event: events.Event) -> None:

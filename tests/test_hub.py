@@ -387,7 +387,8 @@ def test_what_is_no_event_is_refused_and_leaves_the_hub_whole():
     for _ in scripted(hub).run(3):
         pass
     before = state_of(hub)
-    for line in (b"", b"not json", b"[1]", b'{"seq":1}'):
+    broken = b'{"type":"fault","seq":%d,"message":"\xff"}' % (hub.read(lambda state: state.seq) + 1)
+    for line in (b"", b"not json", b"[1]", b'{"seq":1}', broken):
         with pytest.raises(msgspec.DecodeError):
             hub.ingest(line)
     with pytest.raises(fold.NewerSchema):
@@ -397,13 +398,14 @@ def test_what_is_no_event_is_refused_and_leaves_the_hub_whole():
     assert state_of(hub) == before
 
 
-def test_an_event_whose_content_is_none_is_passed_over():
+@pytest.mark.parametrize("content", [b'"finished","request":"seven"', b'"tokens","step":1,"texts":[[7,"\xff"]]'])
+def test_an_event_whose_content_is_none_is_passed_over(content):
     """Lines are decoded late: that one of many is wrong must not lose the others."""
     hub = Hub()
     for _ in scripted(hub).run(3):
         pass
     before, seq = state_of(hub), hub.read(lambda state: state.seq)
-    wrong = b'{"type":"finished","seq":%d,"request":"seven"}' % (seq + 1)
+    wrong = b'{"type":%b,"seq":%d}' % (content, seq + 1)
     right = events.encode(events.Fault(seq=seq + 2, message="m"))
     hub.ingest(wrong, right)
     assert hub.read(lambda state: (state.seq, state.gaps, state.fault)) == (seq + 2, 0, "m")
