@@ -17,7 +17,7 @@ from pages.widgets import service
 log = logging.getLogger("kvscope")
 
 # Python's own numbers look for garbage at every other step of an engine, among thousands of objects that are none: a
-# third of what folding costs.
+# quarter of what folding costs.
 GC_THRESHOLD = 50_000, 20, 20
 
 

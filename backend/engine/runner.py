@@ -211,8 +211,8 @@ class TorchRunner:
         ends = list(range(at))  # the last rows of those who compute all they know
         if len(requests) < at:
             ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
-        single = set(singles) if at < len(plan.work) else plan.work
-        for request in [r for r in plan.work if r not in single]:
+        cached = self.config.kv_cache
+        for request in () if at == len(plan.work) else [r for r, n in plan.work.items() if n > 1 or not cached]:
             first, end = request.computed, request.computed + plan.work[request]
             blocks = tables[request.row, : -(-end // block_size)]
             where = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:end]

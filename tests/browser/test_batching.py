@@ -15,7 +15,6 @@ TOOK = re.compile(r"Took \d+ s")
 
 
 def choose(page: Page, name: str) -> None:
-    settled(page)
     click(page.get_by_role("radio", name=name, exact=True))
     expect(page.get_by_role("radio", name=name, exact=True)).to_be_checked()
     settled(page)
@@ -23,7 +22,6 @@ def choose(page: Page, name: str) -> None:
 
 def run(page: Page, *, brief: bool = False) -> None:
     """`brief`: it may have ended before the page has drawn that it runs."""
-    settled(page)
     click(page.get_by_role("button", name="Run", exact=True))
     stop = page.get_by_role("button", name="Stop", exact=True)
     expect(stop.or_(page.get_by_text(TOOK)) if brief else stop).to_be_visible()

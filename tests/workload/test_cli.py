@@ -82,7 +82,7 @@ def test_ctrl_c_prints_what_was_kept(served):
     )
     eventually(lambda: len(talker.came) > before + 120 or process.poll() is not None, "three seconds of load")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     told = json.loads(out)
     assert not told["complete"] and told["rates"][0]["ok"] >= 1
