@@ -27,12 +27,17 @@ PIECES = (
     ("test_batching.py", "test_load.py"),
     ("test_explorer.py", "test_hardware.py", "test_story.py"),
 )
+# On the wall clock, with real sockets, threads and processes, beside workers that want the same two cores.
+CLOCKED = tuple(f"tests/{room}/" for room in ("server", "sources", "workload", "telemetry", "experiments"))
 LONG = (BROWSER, "tests/test_readme.py", "tests/engine/test_bundled_model.py", "tests/bench/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Beside others (`-n 3`) what takes longest begins first, so that no worker is left with it at the end; alone, the
-    browser's tests come last."""
+    browser's tests come last. What was tried again stands in the summary."""
+    for item in items:
+        if item.nodeid.startswith(CLOCKED):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((i for i, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
     else:

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,6 +47,10 @@ class Answer:
         return start.startswith((b"<!doctype", b"<html", b"<head")) or "text/html" in kind
 
 
+class Dropped(Unreachable):
+    """The connection ended before a whole answer began. A server may close one that was kept as it is used again."""
+
+
 class Web:
     """One server. Every method raises Unreachable; use it within one event loop."""
 
@@ -55,7 +59,8 @@ class Web:
         self.base = base_url(config.url)
         self._parts = urlsplit(self.base)
         self._key = _key(config)
-        self._http: httpx.AsyncClient | None = None
+        self._kept: httpx.AsyncClient | None = None
+        self._fresh: httpx.AsyncClient | None = None
         self._addresses: list[str] = []
         self._resolved_at = -RESOLVED_S
 
@@ -90,20 +95,23 @@ class Web:
     async def stream(self, method: str, path: str, body: Any = None) -> AsyncIterator[httpx.Response]:
         """An answer whose body is still to come, for as long as it takes. No redirect is followed.
 
-        Its connection is not kept: llama.cpp's server drops kept ones without a word.
+        It has a connection of its own: a kept one may be dropped just as it is used (llama.cpp's server does), and what
+        was asked for must not be asked for twice.
         """
-        async with self._send(method, join(self.base, path), body, {"connection": "close"}) as response:
+        self._open()
+        async with self._send(self._fresh, method, join(self.base, path), body) as response:
             yield response
 
     async def close(self) -> None:
-        if self._http is not None:
-            http, self._http = self._http, None
-            await http.aclose()
+        clients, self._kept, self._fresh = (self._kept, self._fresh), None, None
+        for client in clients:
+            if client is not None:
+                await client.aclose()
 
     async def _get(self, path: str, limit: int) -> Answer:
         url = path if path.startswith(("http://", "https://")) else join(self.base, path)
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._send("GET", url) as response:
+            async with self._ask(url) as response:
                 if response.status_code not in (301, 302, 303, 307, 308):
                     return Answer(response.status_code, response.headers, await _content(response, limit, self.where))
                 target = response.headers.get("location", "")
@@ -121,38 +129,41 @@ class Web:
         return self._parts.port or (443 if self._parts.scheme == "https" else 80)
 
     @asynccontextmanager
+    async def _ask(self, url: str) -> AsyncIterator[httpx.Response]:
+        """GET on a connection that was kept; where it turns out to have been dropped meanwhile, on a new one."""
+        self._open()
+        async with AsyncExitStack() as stack:
+            try:
+                response = await stack.enter_async_context(self._send(self._kept, "GET", url))
+            except Dropped:
+                response = await stack.enter_async_context(self._send(self._fresh, "GET", url))
+            yield response
+
+    @asynccontextmanager
     async def _send(
-        self, method: str, url: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self, client: httpx.AsyncClient, method: str, url: str, body: Any = None
     ) -> AsyncIterator[httpx.Response]:
-        http = self._client()
         parts = urlsplit(url)
-        response = None
-        for again in (True, False):
-            for last, address in await self._known_addresses():
-                literal = f"[{address}]" if ":" in address else address
-                request = http.build_request(
-                    method,
-                    parts._replace(netloc=f"{literal}:{self._port}").geturl(),
-                    headers={**self.headers, "host": parts.netloc, **(headers or {})},
-                    json=body,
-                    extensions={"sni_hostname": self._parts.hostname},
-                )
-                try:
-                    response = await http.send(request, stream=True)
-                    break
-                except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                    if last:
-                        self._resolved_at = -RESOLVED_S
-                        raise Unreachable(self._unconnected(error)) from None
-                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                    # A server may close a connection that was kept, just when it is used again: no byte came back.
-                    if not again or (method != "GET" and SILENT not in str(error)):
-                        raise Unreachable(self._garbled(error)) from None
-                    break
-                except httpx.HTTPError as error:
-                    raise Unreachable(self._garbled(error)) from None
-            if response is not None:
+        for last, address in await self._known_addresses():
+            literal = f"[{address}]" if ":" in address else address
+            request = client.build_request(
+                method,
+                parts._replace(netloc=f"{literal}:{self._port}").geturl(),
+                headers={**self.headers, "host": parts.netloc},
+                json=body,
+                extensions={"sni_hostname": self._parts.hostname},
+            )
+            try:
+                response = await client.send(request, stream=True)
                 break
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if last:
+                    self._resolved_at = -RESOLVED_S
+                    raise Unreachable(self._unconnected(error)) from None
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+                raise Dropped(self._garbled(error)) from None
+            except httpx.HTTPError as error:
+                raise Unreachable(self._garbled(error)) from None
         try:
             yield response
         except httpx.HTTPError as error:
@@ -160,15 +171,20 @@ class Web:
         finally:
             await response.aclose()
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
-            self._http = httpx.AsyncClient(
-                verify=_trust(self.config) if self._parts.scheme == "https" else False,
-                trust_env=False,  # a proxy would see the key
-                timeout=httpx.Timeout(None, connect=CONNECT_S),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=10.0),
+    def _open(self) -> None:
+        """One client keeps its connections, one opens one for each question."""
+        if self._kept is None:
+            verify = _trust(self.config) if self._parts.scheme == "https" else False
+            self._kept, self._fresh = (
+                httpx.AsyncClient(
+                    verify=verify,
+                    trust_env=False,  # a proxy would see the key
+                    headers={} if kept else {"connection": "close"},
+                    timeout=httpx.Timeout(None, connect=CONNECT_S),
+                    limits=httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=10.0),
+                )
+                for kept in (16, 0)
             )
-        return self._http
 
     async def _known_addresses(self) -> list[tuple[bool, str]]:
         """(it is the last, address), checked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import ssl
 import subprocess
@@ -36,8 +37,7 @@ class Talker:
     def __init__(self, answers: dict[str, Said] | None = None, *, host: str = "127.0.0.1", port: int = 0, tls=None):
         self.answers = answers or {}
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.keeps = True  # connections; if not, they are closed after an answer, without a word of it
-        self._done: set[asyncio.StreamWriter] = set()
+        self.drops = ""  # a connection, without a word of it: "after" an answer, or at the "next" question
         self.choose: Callable[[str, bytes], Said | None] = lambda path, body: None  # before `answers`
         self.gone = 0  # askers that left before they had their answer
         self._host, self._given, self._tls = host, port, tls
@@ -70,18 +70,17 @@ class Talker:
         self._server = await asyncio.start_server(self._serve, self._host, self._given, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def _served(self, writer: asyncio.StreamWriter) -> bool:
-        """Whether this connection had its answer; remembers that it has."""
-        served, self._done = writer in self._done, self._done | {writer}
-        return served
-
     async def _stop(self) -> None:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while self.keeps or not self._served(writer):
+            for served in itertools.count():
+                if served and self.drops == "after":
+                    break
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                if served and self.drops == "next":
+                    break
                 method, path, _ = head[0].split(" ", 2)
                 headers = {k.lower(): v for k, _, v in (row.partition(": ") for row in head[1:] if row)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))

@@ -45,6 +45,24 @@ def quality(seen: Found) -> dict[str, str]:
     return {view.view: view.quality for view in seen.capabilities}
 
 
+def test_connections_that_were_kept_and_dropped_cost_no_question(vllm):
+    """All of them at once, as when a server that is asked for several things is started anew."""
+
+    async def ask() -> list[int]:
+        to = web.Web(TargetConfig(url=vllm.url))
+        try:
+            paths = ["/metrics", "/v1/models", "/version"] * 2
+            answers = [await asyncio.gather(*map(to.get, paths)) for _ in range(3)]
+            posted = await to.post("/version", {})
+            return [answer.status for some in [*answers, [posted]] for answer in some]
+        finally:
+            await to.close()
+
+    vllm.drops = "next"
+    assert asyncio.run(ask()) == [200] * 19
+    assert [method for method, *_ in vllm.asked].count("POST") == 1
+
+
 # what is there
 
 

@@ -221,9 +221,10 @@ def test_a_stream_that_breaks_is_an_error_with_its_reason(source, talker, stream
     assert request(source)[1] == "error" and words in request(source)[2] and request(source)[4] == 1
 
 
-def test_a_server_that_drops_kept_connections_without_a_word(talker):
+@pytest.mark.parametrize("when", ["after", "next"])
+def test_a_server_that_drops_kept_connections_without_a_word(talker, when):
     """As llama.cpp's does."""
-    talker.keeps = False
+    talker.drops = when
     with attached(talker.url) as source:
         before = scrapes(ready(source))
         for number in (1, 2, 3):
