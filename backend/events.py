@@ -17,7 +17,9 @@ Blocks are numbered 0 … num_blocks - 1.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, get_args
 
 import msgspec
 
@@ -346,8 +348,17 @@ AnyEvent = (
     | Snapshot
 )
 
+
+class Unread(Event, tag="prompt", kw_only=True):
+    """A `Prompt` whose pieces are left as they came: most are never looked at."""
+
+    request: int
+    pieces: msgspec.Raw
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)
+_lazy_decoder = msgspec.json.Decoder(reduce(or_, (Unread if kind is Prompt else kind for kind in get_args(AnyEvent))))
 
 
 def encode(event: Event) -> bytes:
@@ -358,3 +369,8 @@ def encode(event: Event) -> bytes:
 def decode(line: bytes | str) -> AnyEvent:
     """Raises msgspec.ValidationError or msgspec.DecodeError for a line that is no event of this schema."""
     return _decoder.decode(line)
+
+
+def decode_lazily(line: bytes | str) -> AnyEvent | Unread:
+    """The same, with `Unread` in place of `Prompt`."""
+    return _lazy_decoder.decode(line)

@@ -297,17 +297,12 @@ def _step(state: State, event: events.Step) -> None:
     computed_something = step != state.step  # else: nothing but preemptions, told under the number of the step before
     state.step = step
     totals.steps += computed_something
-    decode = event.decode
-    if decode is None:
-        decode = [number for number in state.running if requests[number].state == "decode"]
-        everyone = True
-    else:
-        everyone = False
+    everyone = event.decode is None  # who decoded before this step, and still does after its ops
+    decode = [requests[number] for number in state.running] if everyone else map(requests.get, event.decode)
+    decode = [request for request in decode if request is not None and (not everyone or request.state == "decode")]
     begin = t - event.step_s
     for op in event.ops:
         _op(state, op, step, begin)
-    if everyone and event.ops:
-        decode = [number for number in decode if requests[number].state == "decode"]
 
     keeps = state.config.get("kv_cache", True)
     prefill_tokens = output_tokens = 0
@@ -330,7 +325,7 @@ def _step(state: State, event: events.Step) -> None:
             _sampled_by_prefill(state, request, t)
     totals.computed_prefill_tokens += prefill_tokens
 
-    decode_tokens = _decode(state, decode, step, t)
+    decode_tokens = _decode(state, decode, everyone, step, t)
     output_tokens += decode_tokens
     totals.output_tokens += output_tokens
     _seal(state, event.sealed, step)
@@ -364,22 +359,21 @@ def _row(state: State, event: events.Step, prefill_tokens: int, decode_tokens: i
         del series[0]
 
 
-def _decode(state: State, numbers: list[int], step: int, t: float) -> int:
+def _decode(state: State, requests: list[Request], everyone: bool, step: int, t: float) -> int:
     """One token more for each; how many there were. The hot loop of the fold: everything inline."""
-    requests, size = state.requests, state.block_size or 1
+    size = state.block_size or 1
     fill, changed = state.blocks.fill, state.blocks.changed
     decoded = filled = 0
-    for number in numbers:
-        request = requests.get(number)
-        if request is None or request.state == "finished":
-            continue
+    for request in requests:
+        if request.state != "decode":
+            if everyone or request.state == "finished":
+                continue
+            _enter(state, request, "decode", t)
         decoded += 1
         position = request.computed
         request.computed = position + 1
         request.output_tokens += 1
         request.t_last = t
-        if request.state != "decode":
-            _enter(state, request, "decode", t)
         index = position // size
         table = request.table
         if index < len(table):
@@ -750,9 +744,24 @@ def _drop(state: State, request: Request, block: int, step: int) -> None:
 
 
 def _release(state: State, request: Request, step: int) -> None:
-    """All its blocks, tail first; nothing of it is computed any more."""
+    """All its blocks, tail first; nothing of it is computed any more. Long requests hold hundreds: inline as a rule."""
+    blocks, pool = state.blocks, state.pool
+    owners, sealed, changed, fill = blocks.owners, blocks.sealed, blocks.changed, blocks.fill
+    alone, free, filled, cached = (request.request,), (), 0, 0
     for block in reversed(request.table):
-        _drop(state, request, block, step)
+        if owners[block] != alone:
+            _drop(state, request, block, step)
+            continue
+        owners[block] = free
+        changed[block] = step
+        pool.used_blocks -= 1
+        filled += fill[block]
+        if sealed[block]:
+            cached += 1
+        else:
+            fill[block] = 0
+    pool.filled_slots -= filled
+    pool.cached_blocks += cached
     request.table = []
     state.pool.held_tokens -= request.computed
     request.computed = 0

@@ -292,7 +292,7 @@ class Hub:
         for event in late:
             if type(event) is bytes:
                 try:
-                    event = events.decode(event)
+                    event = events.decode_lazily(event)
                 except msgspec.DecodeError:  # of a kind that is not known here (a newer engine's), or broken: counted
                     state.seq = max(state.seq, _decode_head(event).seq)
                     continue

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from backend import events
 from backend.fold import State
 
 KEPT_FINISHED = 256
+
+_decode_pieces = msgspec.json.Decoder(list[str]).decode
 
 
 class Heard(NamedTuple):
@@ -28,13 +32,24 @@ Row = tuple[int, str, str, int, int]
 class _Said:
     """One piece a token. A piece can be "" (half a character, text held back)."""
 
-    prompt: list[str] = field(default_factory=list)
+    pieces: list[str] | msgspec.Raw  # of the prompt
     output: list[str] = field(default_factory=list)
     sealed: list[Row] = field(default_factory=list)  # blocks that it filled, whoever has them now
 
     @property
+    def prompt(self) -> list[str]:
+        if type(self.pieces) is msgspec.Raw:
+            try:
+                self.pieces = _decode_pieces(self.pieces)
+            except msgspec.DecodeError:  # broken: as if it had not come
+                self.pieces = []
+        return self.pieces
+
+    @property
     def characters(self) -> int:
-        return len("".join(self.prompt)) + len("".join(self.output))
+        """What it weighs: of a prompt that nobody looked at, with what JSON adds."""
+        pieces = self.pieces
+        return len("".join(self.output)) + len(memoryview(pieces) if type(pieces) is msgspec.Raw else "".join(pieces))
 
     def tokens(self, begin: int, end: int) -> str:
         """Text of its tokens begin … end - 1, counted from the start of the prompt."""
@@ -88,8 +103,8 @@ class Texts:
         elif kind is events.Sealed:
             self._block_size = state.block_size
             self._seal(event.blocks, event.texts)
-        elif kind is events.Prompt:
-            self._said[event.request] = _Said(prompt=event.pieces)
+        elif kind is events.Unread or kind is events.Prompt:
+            self._said[event.request] = _Said(event.pieces)
             request = state.requests.get(event.request)
             if request is None or request.state == "finished":  # told again to a late joiner
                 self._finish(event.request)

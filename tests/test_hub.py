@@ -412,6 +412,21 @@ def test_an_event_whose_content_is_none_is_passed_over(content):
     assert state_of(hub).requests == before.requests
 
 
+@pytest.mark.parametrize("pieces", [b'["\xff"]', b"[1, 2]", b"7"])
+def test_a_prompt_that_says_nothing_readable_is_an_empty_one(pieces):
+    """Prompts are read when somebody looks: then too, a wrong one must not lose the others, or raise."""
+    hub = Hub(max_characters=60)
+    for _ in scripted(hub).run(3):
+        pass
+    seq = hub.read(lambda state: state.seq)
+    queued = events.encode(events.Queued(seq=seq + 1, request=900, id="r", prompt_tokens=1, max_tokens=4))
+    hub.ingest(queued, b'{"type":"prompt","seq":%d,"request":900,"pieces":%b}' % (seq + 2, pieces))
+    message, _ = hub.text(900)
+    assert message == {"type": "text", "request": 900, "from": 0, "text": "", "prompt": ""}
+    told = [event for event in map(events.decode, hub._story()) if isinstance(event, events.Prompt)]
+    assert {event.request: event.pieces for event in told}[900] == []
+
+
 def test_readers_in_threads_see_whole_steps():
     hub = Hub()
     engine = scripted(hub)
