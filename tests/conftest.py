@@ -28,7 +28,8 @@ PIECES = (
     ("test_explorer.py", "test_hardware.py", "test_story.py"),
 )
 # On the wall clock, with real sockets, threads and processes, beside workers that want the same two cores.
-CLOCKED = tuple(f"tests/{room}/" for room in ("server", "sources", "workload", "telemetry", "experiments"))
+ROOMS = "server/ sources/ workload/ telemetry/ experiments/ bench/ test_readme.py test_interrupt.py"
+CLOCKED = tuple(f"tests/{room}" for room in ROOMS.split())
 LONG = (BROWSER, "tests/test_readme.py", "tests/engine/test_bundled_model.py", "tests/bench/")
 
 

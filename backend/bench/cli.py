@@ -45,7 +45,7 @@ def command(
     Every engine runs in a fresh process, the engines take turns, and the roof (the measured speed of reading weights)
     is measured again in each round, so that "% of the roof" stands beside every figure. A peer that is not installed is
     left out and said so: benchmarks/peers/install.py puts vLLM and llama.cpp into environments of their own.
-    Ctrl-C ends it.
+    Ctrl-C ends it and keeps what was measured.
     """
     names = [name.strip() for name in peers.split(",") if name.strip()]
     unknown = [name for name in names if name not in PEERS]
@@ -75,8 +75,11 @@ def command(
         options=_switches(switch or []),
         roof_rounds=1 if quick else 5,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the engine that is at work ends with us
-    report = bench.run(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the engine that is at work ends with us
+    try:
+        report = bench.run(settings, lambda line: print(line, file=sys.stderr, flush=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if not report["engines"]:
         typer.echo("no engine could run: " + "; ".join(report["left_out"].values()), err=True)
         raise typer.Exit(1)

@@ -37,7 +37,10 @@ class Settings:
 
 
 def run(settings: Settings, say: Say) -> dict:
-    """The whole report as a JSON-able dict. Engines that fail are in `left_out`, with the reason."""
+    """The whole report as a JSON-able dict. Engines that fail are in `left_out`, with the reason.
+
+    Ctrl-C ends it early, with what was measured; it goes on as KeyboardInterrupt where that is nothing.
+    """
     config = json.loads((Path(settings.model) / "config.json").read_text(encoding="utf-8"))
     shape = ModelShape.from_config(config, DTYPE_BYTES[settings.dtype])
     wanted = workload.workloads(
@@ -53,26 +56,8 @@ def run(settings: Settings, say: Say) -> dict:
         "jobs": jobs,
     }
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    taking_part, left_out, ready = list(settings.peers), {}, {}
-    rounds: list[dict] = []
-    for number in range(settings.rounds):
-        say(f"round {number + 1} of {settings.rounds}: measuring the roof")
-        this = {"ceilings": measure_roof(settings), "turns": {}}
-        for name in list(taking_part):
-            title, load = PEERS[name].title, machine.load_average()
-            say(f"round {number + 1} of {settings.rounds}: {title}")
-            try:
-                turn = take_turn(
-                    PEERS[name], order, timeout_s=settings.timeout_s, said=lambda line: say(_progress(line, wanted))
-                )
-            except PeerFailed as error:
-                say(f"  left out: {error}")
-                left_out[name] = str(error)
-                taking_part.remove(name)
-                continue
-            ready[name] = turn.ready
-            this["turns"][name] = {"load_average": load, "jobs": turn.jobs}
-        rounds.append(this)
+    rounds, ready, left_out = _play(settings, order, wanted, say)
+    taking_part = [name for name in settings.peers if name not in left_out]
     report = {
         "started": started,
         "machine": machine.describe(),
@@ -84,6 +69,39 @@ def run(settings: Settings, say: Say) -> dict:
         "ceilings": [this["ceilings"] for this in rounds],
     }
     return report
+
+
+def _play(settings: Settings, order: dict, wanted: list[Workload], say: Say) -> tuple[list[dict], dict, dict]:
+    """(rounds, what each engine says of itself, who is left out and why). Interrupted: whole rounds, or of a first one
+    the turns that came to their end; raises KeyboardInterrupt when there are none."""
+    rounds, ready, left_out, this = [], {}, {}, {"turns": {}}
+    try:
+        for number in range(settings.rounds):
+            say(f"round {number + 1} of {settings.rounds}: measuring the roof")
+            this = {"ceilings": measure_roof(settings), "turns": {}}
+            for name in (name for name in settings.peers if name not in left_out):
+                title, load = PEERS[name].title, machine.load_average()
+                say(f"round {number + 1} of {settings.rounds}: {title}")
+                try:
+                    turn = take_turn(
+                        PEERS[name], order, timeout_s=settings.timeout_s, said=lambda line: say(_progress(line, wanted))
+                    )
+                except PeerFailed as error:
+                    say(f"  left out: {error}")
+                    left_out[name] = str(error)
+                    continue
+                ready[name] = turn.ready
+                this["turns"][name] = {"load_average": load, "jobs": turn.jobs}
+            rounds.append(this)
+    except KeyboardInterrupt:
+        if not rounds and not this["turns"]:
+            raise
+        say("interrupted: what was measured is kept")
+        if not rounds:
+            rounds.append(this)
+            behind = [name for name in settings.peers if name not in this["turns"] and name not in left_out]
+            left_out |= dict.fromkeys(behind, "interrupted before its turn had ended")
+    return rounds, ready, left_out
 
 
 def measure_roof(settings: Settings) -> dict:

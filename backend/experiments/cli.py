@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from backend import interrupt, key_file
-from backend.experiments import Experiment, ExperimentError, Progress, Result, chunked, race, sweep, waves
+from backend import key_file
+from backend.experiments import ExperimentError, Result, chunked, race, sweep, waves
+from backend.experiments.follow import follow
 from backend.sources.background import Background
 from backend.sources.remote import EngineClient
 from backend.workload.arrivals import LoadError
@@ -93,44 +93,6 @@ def _value(hint: Any, text: str) -> Any:
     if getattr(hint, "__origin__", None) is tuple:
         return tuple(int(part) for part in text.split(",") if part)
     return hint(text) if hint in (int, float, str) else text
-
-
-def follow(experiment: Experiment) -> Result:
-    """Runs it, and says on a terminal how far it is; interrupted or failed on the way, what was kept.
-
-    Raises ExperimentError when that is nothing.
-    """
-    kept: Result | None = None
-    try:
-        with interrupt.heard() as interrupted:
-            while not interrupted.is_set():
-                report = next(experiment)
-                if isinstance(report, Progress):
-                    left = "" if report.left_s is None else f", about {report.left_s:.0f} s left"
-                    _line(f"{report.share:4.0%} {report.note}{left}")
-                else:
-                    kept = report.result
-    except StopIteration as end:
-        return end.value
-    except KeyboardInterrupt:
-        pass
-    except ExperimentError as error:
-        if kept is None:
-            raise
-        _line("")
-        typer.echo(f"error: {error}; what was measured until then follows", err=True)
-    finally:
-        experiment.close()
-        _line("")
-    if kept is None:
-        raise ExperimentError("stopped before anything was measured")
-    return dataclasses.replace(kept, complete=False)
-
-
-def _line(text: str) -> None:
-    """In the place of the one before."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _tell(result: Result, as_json: bool, folder: Path | None) -> None:

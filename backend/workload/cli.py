@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from backend import interrupt, key_file
+from backend import key_file
 from backend.workload.arrivals import Arrivals, LoadError
 from backend.workload.lengths import Lengths
-
-if TYPE_CHECKING:  # what needs pandas is imported late: the engine's process lists this command too
-    from backend.experiments import Progress, Result
-    from backend.experiments.load import Settings
-    from backend.workload.job import Target
 
 app = typer.Typer(help="Open-loop load on any OpenAI-compatible server.")
 
@@ -58,9 +51,11 @@ def command(
     Requests go out when they are due, whether or not the ones before were answered. Ctrl-C ends it and prints what was
     measured so far.
     """
+    # What needs pandas is imported late: the engine's process lists this command too.
     from backend.experiments import ExperimentError, load_text
+    from backend.experiments.follow import Nothing, follow
     from backend.experiments.latency import Slo, goodput
-    from backend.experiments.load import Settings
+    from backend.experiments.load import Settings, sweep
     from backend.workload import trace as traces
     from backend.workload.target import find
 
@@ -82,13 +77,12 @@ def command(
         )
         settings.runs()
         target = find(url, headers=_headers(api_key_file), model=model, endpoint="chat" if chat else None, extra=extra)
-        result = _run(target, settings)
+        result = follow(sweep(target, settings))
+        if result.table.empty:
+            raise Nothing("ended before anything was measured")
     except (LoadError, ExperimentError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    if result is None or result.table.empty:
-        typer.echo("error: ended before anything was measured", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(1 if isinstance(error, Nothing) else 2) from None
     slo = Slo(*(limit / 1000 if limit is not None else None for limit in (slo_ttft_ms, slo_tpot_ms, slo_e2e_ms)))
     good = goodput(result.table, result.tables["requests"], slo) if slo.given else None
     typer.echo(
@@ -110,41 +104,6 @@ def _headers(path: Path | None) -> dict[str, str]:
         return {"authorization": f"Bearer {key_file.read(path, f'--api-key-file {path}')}"} if path else {}
     except key_file.BadKey as error:
         raise LoadError(str(error)) from None
-
-
-def _run(target: Target, settings: Settings) -> Result | None:
-    """Also what was kept when it is interrupted; None when that is nothing."""
-    from backend.experiments import ExperimentError, Partial
-    from backend.experiments.load import sweep
-
-    kept: Result | None = None
-    with closing(sweep(target, settings)) as running, interrupt.heard() as interrupted:
-        try:
-            while not interrupted.is_set():
-                report = next(running)
-                if isinstance(report, Partial):
-                    kept = report.result
-                else:
-                    _show(report)
-            return kept
-        except StopIteration as end:
-            return end.value
-        except KeyboardInterrupt:
-            return kept
-        except ExperimentError as error:
-            if kept is None:
-                raise
-            typer.echo(f"error: {error}; what was measured until then follows", err=True)
-            return kept
-        finally:
-            if sys.stderr.isatty():
-                print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _show(progress: Progress) -> None:
-    if sys.stderr.isatty():
-        left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
-        print(f"\r\033[K{progress.share:4.0%} {progress.note}{left}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -45,16 +45,19 @@ def duration(value: float, decimals: int = 0) -> str:
 
 def plain(text: str) -> str:
     """`text` as Markdown that shows exactly these characters: data is never markup, and never a link."""
-    escaped = "".join(f"\\{c}" if c in _MARKDOWN else c for c in " ".join(text.split()))
-    return _LINK.sub(
-        lambda match: match[0] + "\u2060", escaped
-    )  # an invisible joiner: no address is recognised any more
+    return _escaped(text, _MARKDOWN)
 
 
 def badge(text: str) -> str:
     """The same for `st.badge`, which makes brackets harmless by itself: an IPv6 address has some."""
-    return plain(text).replace(r"\[", "[").replace(r"\]", "]")
+    return _escaped(text, _MARKDOWN - {"[", "]"})
 
 
+def _escaped(text: str, marks: frozenset[str]) -> str:
+    escaped = "".join(f"\\{c}" if c in marks else c for c in " ".join(text.split()))
+    return _LINK.sub(lambda match: match[0] + JOINER, escaped)  # no address is recognised any more
+
+
+JOINER = "\u2060"  # invisible
 _MARKDOWN = frozenset(r"\`*_{}[]()<>#+-!|~$:&")
 _LINK = re.compile(r"\\:/|www|@", re.IGNORECASE)

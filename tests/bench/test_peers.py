@@ -11,6 +11,11 @@ from backend.bench.peers import Peer, PeerFailed, take_turn
 from tests.waiting import eventually
 
 ORDER = {"threads": 1, "jobs": [{"name": "1", "requests": []}]}
+CEILINGS = {"read": {"value": 1e10}, "matmul": {"value": 1e11}, "copy": {"value": 1e10}}
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 500,
+}  # fmt: skip
 HEAD = f"import sys, os, time; sys.path.insert(0, {str(peers.SCRIPTS)!r}); import protocol\n"
 
 
@@ -112,8 +117,7 @@ def test_the_command_names_what_is_wrong(words, named, monkeypatch):
 @pytest.mark.slow
 def test_one_round_of_all_engines_on_a_tiny_model(tiny_model, tmp_path, monkeypatch):
     """The real runners, the real engine; only the roof is given, because it is measured elsewhere."""
-    ceilings = {"read": {"value": 1e10}, "matmul": {"value": 1e11}, "copy": {"value": 1e10}}
-    monkeypatch.setattr(run, "measure_roof", lambda settings: ceilings)
+    monkeypatch.setattr(run, "measure_roof", lambda settings: CEILINGS)
     monkeypatch.setitem(peers.PEERS, "absent", Peer("an engine that is not here", "absent.py"))
     report_file = tmp_path / "report.json"
     words = ["--model", str(tiny_model), "--peers", "kvscope,generate,continuous,absent", "--concurrency", "1,3"]
@@ -152,3 +156,45 @@ def test_one_round_of_all_engines_on_a_tiny_model(tiny_model, tmp_path, monkeypa
             "kvscope": [at_once, at_once],
             "continuous": [at_once, at_once],
         }
+
+
+def wanted(folder) -> run.Settings:
+    """Three rounds of two engines."""
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return run.Settings(str(folder), "tiny", "float32", 1, ["one", "two"], [1], 3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "turns, rounds, left_out",
+    [
+        ("one, interrupt", 1, {"two"}),  # of a first round, those that came to their end
+        ("one, two, one, interrupt", 1, set()),  # of a later one, nothing
+        ("one, two, one, two, one, interrupt", 2, set()),
+    ],
+)
+def test_an_interrupted_run_keeps_what_was_measured(tmp_path, monkeypatch, turns, rounds, left_out):
+    turns = iter(turns.split(", "))
+    answer = {"times": [0.1, 0.2], "tokens": [1, 2]}
+
+    def turn(peer: Peer, order: dict, **_) -> peers.Turn:
+        if next(turns) == "interrupt":
+            raise KeyboardInterrupt
+        jobs = {job["name"]: {"job": job["name"], "requests": [answer], "steps": []} for job in order["jobs"]}
+        return peers.Turn(ready={"engine": peer.title}, jobs=jobs)
+
+    monkeypatch.setattr(run, "measure_roof", lambda settings: CEILINGS)
+    monkeypatch.setattr(run, "take_turn", turn)
+    for name in ("one", "two"):
+        monkeypatch.setitem(peers.PEERS, name, Peer(name, "none.py"))
+    report = run.run(wanted(tmp_path), lambda line: None)
+    assert len(report["ceilings"]) == rounds and set(report["left_out"]) == left_out
+    assert set(report["engines"]) == {"one", "two"} - left_out
+
+
+def test_an_interrupted_run_that_measured_nothing_ends(tmp_path, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "measure_roof", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(wanted(tmp_path), lambda line: None)

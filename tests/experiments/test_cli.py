@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from backend.experiments import ExperimentError, Partial, Progress, Result, sweep, waves
-from backend.experiments.cli import follow, parse
+from backend.experiments.cli import parse
+from backend.experiments.follow import follow
 
 
 def test_settings_are_read_by_their_types():
