@@ -298,11 +298,14 @@ def _step(state: State, event: events.Step) -> None:
     state.step = step
     totals.steps += computed_something
     everyone = event.decode is None  # who decoded before this step, and still does after its ops
-    decode = [requests[number] for number in state.running] if everyone else map(requests.get, event.decode)
-    decode = [request for request in decode if request is not None and (not everyone or request.state == "decode")]
+    decode = [r for number in (state.running if everyone else event.decode) if (r := requests.get(number)) is not None]
+    if everyone:
+        decode = [request for request in decode if request.state == "decode"]
     begin = t - event.step_s
     for op in event.ops:
         _op(state, op, step, begin)
+    if everyone and event.ops:
+        decode = [request for request in decode if request.state == "decode"]
 
     keeps = state.config.get("kv_cache", True)
     prefill_tokens = output_tokens = 0
@@ -325,7 +328,7 @@ def _step(state: State, event: events.Step) -> None:
             _sampled_by_prefill(state, request, t)
     totals.computed_prefill_tokens += prefill_tokens
 
-    decode_tokens = _decode(state, decode, everyone, step, t)
+    decode_tokens = _decode(state, decode, step, t)
     output_tokens += decode_tokens
     totals.output_tokens += output_tokens
     _seal(state, event.sealed, step)
@@ -359,14 +362,14 @@ def _row(state: State, event: events.Step, prefill_tokens: int, decode_tokens: i
         del series[0]
 
 
-def _decode(state: State, requests: list[Request], everyone: bool, step: int, t: float) -> int:
+def _decode(state: State, requests: list[Request], step: int, t: float) -> int:
     """One token more for each; how many there were. The hot loop of the fold: everything inline."""
     size = state.block_size or 1
     fill, changed = state.blocks.fill, state.blocks.changed
     decoded = filled = 0
     for request in requests:
         if request.state != "decode":
-            if everyone or request.state == "finished":
+            if request.state == "finished":
                 continue
             _enter(state, request, "decode", t)
         decoded += 1

@@ -163,6 +163,15 @@ def test_decode_none_leaves_out_who_only_now_begins_to_decode():
     assert [story.state.requests[n].output_tokens for n in (1, 2)] == [2, 2]
 
 
+def test_who_is_preempted_and_computed_anew_in_one_step_says_one_token():
+    story = Story()
+    story.queued(1, prompt=3)
+    story.step(["admit", 1], ["alloc", 1, 0], prefill=[(1, 3, 0)])
+    story.step(["preempt", 1], ["admit", 1], ["alloc", 1, 1], prefill=[(1, 4, 0)])
+    request = story.state.requests[1]
+    assert (request.state, request.computed, request.output_tokens, request.recomputed_tokens) == ("decode", 4, 2, 3)
+
+
 def test_preemption_takes_everything_and_is_no_cache_hit_when_it_resumes():
     story = Story(blocks=4)
     story.queued(1, prompt=5)
