@@ -297,15 +297,13 @@ def _step(state: State, event: events.Step) -> None:
     computed_something = step != state.step  # else: nothing but preemptions, told under the number of the step before
     state.step = step
     totals.steps += computed_something
-    everyone = event.decode is None  # who decoded before this step, and still does after its ops
-    decode = [r for number in (state.running if everyone else event.decode) if (r := requests.get(number)) is not None]
-    if everyone:
-        decode = [request for request in decode if request.state == "decode"]
     begin = t - event.step_s
     for op in event.ops:
         _op(state, op, step, begin)
-    if everyone and event.ops:
-        decode = [request for request in decode if request.state == "decode"]
+    if event.decode is None:  # all who decoded before this step and still do: no op makes anybody decode
+        decode = [r for number in state.running if (r := requests[number]).state == "decode"]
+    else:
+        decode = [r for number in event.decode if (r := requests.get(number)) is not None]
 
     keeps = state.config.get("kv_cache", True)
     prefill_tokens = output_tokens = 0

@@ -142,12 +142,9 @@ function step(state, event) {
   const computedSomething = number !== state.step; // else: nothing but preemptions, told under the number of the step before
   state.step = number;
   totals.steps += computedSomething ? 1 : 0;
-  const everyone = event.decode == null;
-  let decoding = everyone ? state.running.filter((n) => requests[n].state === "decode") : event.decode;
-  if (event.ops) {
-    for (const op of event.ops) applyOp(state, op, number, begin);
-    if (everyone) decoding = decoding.filter((n) => requests[n].state === "decode");
-  }
+  for (const op of event.ops ?? []) applyOp(state, op, number, begin);
+  // Without a list: all who decoded before this step and still do, for no op makes anybody decode.
+  const decoding = event.decode ?? state.running.filter((n) => requests[n].state === "decode");
 
   const keeps = state.config.kv_cache ?? true;
   let prefillTokens = 0, outputTokens = 0;

@@ -48,7 +48,7 @@ class Answer:
 
 
 class Dropped(Unreachable):
-    """The connection ended before a whole answer began. A server may close one that was kept as it is used again."""
+    """No answer came, or none in HTTP. A server may close a connection that was kept just as it is used again."""
 
 
 class Web:
@@ -59,8 +59,7 @@ class Web:
         self.base = base_url(config.url)
         self._parts = urlsplit(self.base)
         self._key = _key(config)
-        self._kept: httpx.AsyncClient | None = None
-        self._fresh: httpx.AsyncClient | None = None
+        self._clients: tuple[httpx.AsyncClient, ...] = ()
         self._addresses: list[str] = []
         self._resolved_at = -RESOLVED_S
 
@@ -98,15 +97,14 @@ class Web:
         It has a connection of its own: a kept one may be dropped just as it is used (llama.cpp's server does), and what
         was asked for must not be asked for twice.
         """
-        self._open()
-        async with self._send(self._fresh, method, join(self.base, path), body) as response:
+        _, fresh = self._open()
+        async with self._send(fresh, method, join(self.base, path), body) as response:
             yield response
 
     async def close(self) -> None:
-        clients, self._kept, self._fresh = (self._kept, self._fresh), None, None
+        clients, self._clients = self._clients, ()
         for client in clients:
-            if client is not None:
-                await client.aclose()
+            await client.aclose()
 
     async def _get(self, path: str, limit: int) -> Answer:
         url = path if path.startswith(("http://", "https://")) else join(self.base, path)
@@ -131,12 +129,12 @@ class Web:
     @asynccontextmanager
     async def _ask(self, url: str) -> AsyncIterator[httpx.Response]:
         """GET on a connection that was kept; where it turns out to have been dropped meanwhile, on a new one."""
-        self._open()
+        kept, fresh = self._open()
         async with AsyncExitStack() as stack:
             try:
-                response = await stack.enter_async_context(self._send(self._kept, "GET", url))
+                response = await stack.enter_async_context(self._send(kept, "GET", url))
             except Dropped:
-                response = await stack.enter_async_context(self._send(self._fresh, "GET", url))
+                response = await stack.enter_async_context(self._send(fresh, "GET", url))
             yield response
 
     @asynccontextmanager
@@ -171,11 +169,11 @@ class Web:
         finally:
             await response.aclose()
 
-    def _open(self) -> None:
-        """One client keeps its connections, one opens one for each question."""
-        if self._kept is None:
+    def _open(self) -> tuple[httpx.AsyncClient, ...]:
+        """A client that keeps its connections, and one that opens one for each question."""
+        if not self._clients:
             verify = _trust(self.config) if self._parts.scheme == "https" else False
-            self._kept, self._fresh = (
+            self._clients = tuple(
                 httpx.AsyncClient(
                     verify=verify,
                     trust_env=False,  # a proxy would see the key
@@ -185,6 +183,7 @@ class Web:
                 )
                 for kept in (16, 0)
             )
+        return self._clients
 
     async def _known_addresses(self) -> list[tuple[bool, str]]:
         """(it is the last, address), checked."""
