@@ -656,7 +656,7 @@ def _resident(state: State, event: events.Resident) -> None:
     for cell in event.removed:
         if _known(state, cell) and sealed[cell]:
             _evict(state, cell, state.step)
-            pool.resident_blocks -= 1 - sealed[cell]
+            pool.resident_blocks = max(0, pool.resident_blocks - (1 - sealed[cell]))  # a step may have sealed it
     fresh = [cell for cell in dict.fromkeys(event.stored) if _known(state, cell) and not sealed[cell]]
     _seal(state, fresh, state.step)
     pool.resident_blocks += len(fresh)

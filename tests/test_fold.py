@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from backend import events, fold
@@ -523,6 +523,7 @@ broken_reports = st.one_of(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(broken_events | broken_reports, max_size=25))
+@example([events.Step(step=0, sealed=[0]), events.Resident(removed=[0])])
 def test_nonsense_of_a_foreign_engine_never_raises(told):
     state = Foreign(blocks=7).state
     for event in told:

@@ -427,7 +427,7 @@ function resident(state, event) {
   for (const cell of event.removed ?? []) {
     if (!known(state, cell) || !sealed[cell]) continue;
     evict(state, cell, state.step);
-    pool.resident_blocks -= 1 - sealed[cell];
+    pool.resident_blocks = Math.max(0, pool.resident_blocks - (1 - sealed[cell])); // a step may have sealed it
   }
   for (const cell of event.stored ?? []) {
     if (!known(state, cell) || sealed[cell]) continue;
