@@ -66,6 +66,8 @@ inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, v8i{__VA_ARGS__})
 #endif
 #define UNROLL _Pragma("GCC unroll 8")
+#define INLINE __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 
 // The sums of four vectors, in order, times `scale`.
 inline void sum4(v8 a, v8 b, v8 c, v8 d, float scale, float* out) {
@@ -111,7 +113,22 @@ constexpr int64_t MULTIPLICATIONS = 64 * 1024;  // fewer than this are not worth
 inline void load16(const float* p, v8& low, v8& high) { low = load8(p), high = load8(p + 8); }
 inline void load16(const bf16* p, v8& low, v8& high) {
   const v8i both = *(const v8i_unaligned*)p;
-  low = (v8)(both << 16), high = (v8)(both & (int32_t)0xffff0000);
+  low = (v8)(both << 16);
+#ifdef __AVX2__  // the mask is read, not kept: with it, 6 rows would take one register more than there are
+  alignas(32) static constexpr int32_t UPPER[8] = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
+  asm("vpand %2, %1, %0" : "=x"(high) : "x"(both), "m"(UPPER));
+#else
+  high = (v8)(both & (int32_t)0xffff0000);
+#endif
+}
+
+// sum += a * b. GCC puts half of these sums elsewhere and moves or spills them: an instruction in five of the loop below.
+inline void add_product(v8& sum, v8 a, v8 b) {
+#if defined(__AVX2__) && defined(__FMA__)
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+#else
+  sum += a * b;
+#endif
 }
 
 // One block of a panel: what is multiplied, and where the sums go.
@@ -142,20 +159,34 @@ inline void finish(v8 lo, v8 hi, const Block<W>& b, float* out) {
   for (int64_t n = 0; n < b.columns; ++n) out[n] = sums[n] + (add ? add[n] : 0.f);
 }
 
+// Where a core is shared with a hyperthread next to it, every instruction counts: four k at a time, the next block is
+// fetched once a line, and rows are found from two pointers.
 template <int M, class W>
-inline void rows(const float* x, const Block<W>& b, float* out) {
+NOINLINE void rows(const float* x, const Block<W>& b, float* out) {
+  constexpr int LINE = 64 / (PANEL * sizeof(W));  // k in a line of a panel
   v8 lo[M], hi[M];
   UNROLL for (int m = 0; m < M; ++m) lo[m] = hi[m] = splat(0.f);
-  for (int64_t k = 0; k < b.K; ++k) {
+  const W* w = b.w;
+  const char* ahead = (const char*)b.ahead;
+  const int64_t ldx = b.ldx, share = b.share;
+  const float *upper = x, *lower = x + 3 * ldx;
+  const auto add = [&](int k) INLINE {
+    if (k % LINE == 0) __builtin_prefetch(ahead + k * share, 0, 2);
     v8 w0, w1;
-    load16(b.w + k * PANEL, w0, w1);
-    __builtin_prefetch((const char*)b.ahead + k * b.share, 0, 2);
+    load16(w + k * PANEL, w0, w1);
     UNROLL for (int m = 0; m < M; ++m) {
-      v8 s = splat(x[m * b.ldx + k]);
-      lo[m] += s * w0;
-      hi[m] += s * w1;
+      const v8 s = splat((m < 3 ? upper + m * ldx : lower + (m - 3) * ldx)[k]);
+      add_product(lo[m], s, w0);
+      add_product(hi[m], s, w1);
     }
-  }
+  };
+  const auto forward = [&](int k) INLINE {
+    w += k * PANEL, upper += k, lower += k, ahead += k * share;
+    asm("" : "+r"(upper), "+r"(lower));  // else the compiler makes a pointer of each row and k, and spills them
+  };
+  int64_t left = b.K;
+  for (; left >= 4; left -= 4) add(0), add(1), add(2), add(3), forward(4);
+  for (; left > 0; --left) add(0), forward(1);
   UNROLL for (int m = 0; m < M; ++m) finish(lo[m], hi[m], b, out + m * b.N);
 }
 
