@@ -119,7 +119,7 @@ class Singles:
             and keys.dtype == values.dtype
             and keys.dtype in (torch.float32, torch.bfloat16)
             and query.device.type == "cpu"
-            and size % 8 == 0
+            and size % 16 == 0
             and size <= 256
             and keys.shape == values.shape
             and self.see(window)

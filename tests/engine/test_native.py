@@ -84,7 +84,7 @@ def test_a_packed_linear_layer_takes_any_batch(kernels, rows):
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6), group=st.integers(1, 8),
-    kv_heads=st.integers(1, 3), size=st.sampled_from([8, 16, 64, 80, 128, 256]),
+    kv_heads=st.integers(1, 3), size=st.sampled_from([16, 64, 80, 128, 256]),
     block_size=st.sampled_from([1, 5, 16, 64]), spread=st.sampled_from([0.1, 1.0, 8.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 9),
 )  # fmt: skip

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #ifdef __AVX2__
@@ -69,12 +70,13 @@ inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]
 #define INLINE __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 
-// The sums of four vectors, in order, times `scale`.
-inline void sum4(v8 a, v8 b, v8 c, v8 d, float scale, float* out) {
-  v8 ab = SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
-  v8 cd = SHUFFLE(c, d, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
-  v8 s = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-  for (int i = 0; i < 4; ++i) out[i] = (s[i] + s[i + 4]) * scale;
+// The sums of four vectors, in order.
+inline void sum4(v8 a, v8 b, v8 c, v8 d, float* out) {
+  const v8 ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  const v8 cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+  const v8 halves = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  const v8 sums = halves + SHUFFLE(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3);
+  std::memcpy(out, &sums, 4 * sizeof(float));
 }
 
 // e^x to about 2 units in the last place; below -87 it stays at e^-87, NaN stays NaN.
@@ -426,142 +428,253 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
 
 // ---- attention of single tokens over the paged pool -------------------------------------------------------------------
 // K and V rows are read where they stand, once for up to three query heads that share them, with the softmax computed
-// on the fly over tiles of tokens. They stand in blocks anywhere in memory, where no hardware looks ahead: while the keys
-// of a tile are worked on, its values are fetched, and then the keys of the next one. Long contexts are cut into parts
-// for the threads; their sums are joined at the end.
+// on the fly over tiles of tokens. They stand in blocks anywhere in memory: while one tile is worked on, the rows of the
+// next one, whole and in order, are fetched into the L2 cache. The tokens of all requests are cut into equal shares for
+// the threads, and what they say of a request that was cut is joined at the end.
 
-constexpr int TILE = 64;                   // tokens scored before the softmax is updated
-constexpr int SHARED = 3;                  // query heads worked on together: what the registers hold
+constexpr int TILE = 64;    // tokens scored before the softmax is updated
+constexpr int SHARED = 3;   // query heads worked on together: what the registers hold
+constexpr int64_t LEAST = 64;  // tokens that are worth waking a thread for
 constexpr int64_t MAX_HEAD_SIZE = 256;
-constexpr int64_t PART = 128;              // tokens: parts are multiples of this
 
 template <class T>
 struct Pool {
   const T *k, *v;  // [slots, kv_heads, size]
-  int64_t kv_heads, size, block_size;
+  int64_t kv_heads, size, block_size, heads;
   float scale;
 };
 
-// Where the K or V rows of n tokens stand.
-template <class T>
-struct Rows {
-  const T* at[TILE];
-  int n = 0;
+// Some tokens of one request.
+struct Piece {
+  int64_t request, begin, end;
+  bool whole;  // all of its tokens
+};
 
-  void fetch(int begin, int end, int64_t size) const {
-    for (int t = begin; t < std::min(end, n); ++t)
-      for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(at[t] + d);
+// Where the K and V rows of n tokens stand, all KV heads of each.
+template <class T>
+struct Tile {
+  const T *k[TILE], *v[TILE];
+  int n = 0;
+  int64_t piece = 0;
+  bool first = false, last = false;  // of its piece
+};
+
+// The tiles of some pieces, one after another.
+template <class T>
+struct Tiles {
+  const Pool<T>& pool;
+  const int32_t* tables;
+  int64_t blocks;
+  const std::vector<Piece>& pieces;
+  int64_t piece, last_piece, at;
+
+  void next(Tile<T>& tile) {
+    tile.n = 0;
+    if (piece == last_piece) return;
+    const Piece& p = pieces[piece];
+    const int64_t stride = pool.kv_heads * pool.size, n = std::min<int64_t>(p.end - at, TILE);
+    const int32_t* table = tables + p.request * blocks;
+    for (int64_t i = 0; i < n;) {  // block by block
+      const int64_t block = (at + i) / pool.block_size, inside = (at + i) % pool.block_size;
+      int64_t row = (table[block] * pool.block_size + inside) * stride;
+      for (const int64_t end = std::min(n, i + pool.block_size - inside); i < end; ++i, row += stride)
+        tile.k[i] = pool.k + row, tile.v[i] = pool.v + row;
+    }
+    tile.n = (int)n, tile.piece = piece, tile.first = at == p.begin;
+    at += n;
+    tile.last = at == p.end;
+    if (tile.last && ++piece < last_piece) at = pieces[piece].begin;
   }
 };
 
-// Scores of G query heads (q [G, size]) against n tokens -> out [G, TILE]
-template <int G, class T>
-inline void score(const float* q, int64_t size, const Rows<T>& keys, const Rows<T>& ahead, float scale, float* out) {
-  const T* const* tokens = keys.at;
-  const int n = keys.n;
-  int t = 0;
-  for (; t + 4 <= n; t += 4) {
-    ahead.fetch(t, t + 4, size);
-    v8 acc[G][4];
-    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
-    for (int64_t d = 0; d < size; d += 8)
-      UNROLL for (int j = 0; j < 4; ++j) {
-        const v8 key = load8(tokens[t + j] + d);
-        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(q + g * size + d) * key;
+// Fetches a tile, a little in each of `steps` steps.
+template <class T>
+struct Ahead {
+  const Tile<T>& tile;
+  int64_t elements, steps, due = 0;  // elements: of a row
+  int token = 0;
+
+  void step() {
+    for (due += tile.n; due >= steps; due -= steps, ++token)
+      for (int64_t d = 0; d < elements; d += 64 / sizeof(T)) {
+        __builtin_prefetch(tile.k[token] + d, 0, 3);
+        __builtin_prefetch(tile.v[token] + d, 0, 3);
       }
-    UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], scale, out + g * TILE + t);
   }
-  for (; t < n; ++t)
-    UNROLL for (int g = 0; g < G; ++g) {
-      v8 acc = splat(0.f);
-      for (int64_t d = 0; d < size; d += 8) acc += load8(q + g * size + d) * load8(tokens[t] + d);
-      out[g * TILE + t] = sum8(acc) * scale;
+};
+
+// load16 gives bfloat16 numbers as eight even ones and eight odd ones; queries and sums stand in that order. `factor`: what
+// they are multiplied with on the way.
+template <class T>
+inline void arrange(const float* from, int64_t count, float factor, float* to) {
+  for (int64_t d = 0; d < count; d += 16)
+    for (int i = 0; i < 8; ++i) {
+      to[d + i] = from[std::is_same_v<T, bf16> ? d + 2 * i : d + i] * factor;
+      to[d + 8 + i] = from[std::is_same_v<T, bf16> ? d + 2 * i + 1 : d + 8 + i] * factor;
+    }
+}
+template <class T>
+inline void rearranged(const float* from, int64_t count, float factor, float* to) {
+  for (int64_t d = 0; d < count; d += 16)
+    for (int i = 0; i < 8; ++i) {
+      to[std::is_same_v<T, bf16> ? d + 2 * i : d + i] = from[d + i] * factor;
+      to[std::is_same_v<T, bf16> ? d + 2 * i + 1 : d + 8 + i] = from[d + 8 + i] * factor;
     }
 }
 
-// out [G, size] += the tokens' values, weighted with p [G, TILE]
+// Scores of G query heads (q [G, size]) against the n tokens of a tile, its rows from element `head` on -> out [G, TILE]
 template <int G, class T>
-inline void weigh(const float* p, int64_t size, const Rows<T>& values, const Rows<T>& ahead, float* out) {
-  const T* const* tokens = values.at;
-  const int n = values.n;
+NOINLINE void score(const float* q, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
+  const T* const* rows = tile.k;
+  int t = 0;
+  for (; t + 4 <= tile.n; t += 4) {
+    ahead.step();
+    const T *a = rows[t] + head, *b = rows[t + 1] + head, *c = rows[t + 2] + head, *d = rows[t + 3] + head;
+    v8 acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
+    for (int64_t i = 0; i < size; i += 16) {
+      const float* part = q + i;
+      const auto add = [&](int j, const T* row) INLINE {
+        v8 low, high;
+        load16(row + i, low, high);
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size) * low;
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size + 8) * high;
+      };
+      add(0, a), add(1, b), add(2, c), add(3, d);
+    }
+    UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], out + g * TILE + t);
+  }
+  for (; t < tile.n; ++t)
+    UNROLL for (int g = 0; g < G; ++g) {
+      v8 acc = splat(0.f), low, high;
+      for (int64_t i = 0; i < size; i += 16) {
+        load16(rows[t] + head + i, low, high);
+        acc += load8(q + g * size + i) * low + load8(q + g * size + i + 8) * high;
+      }
+      out[g * TILE + t] = sum8(acc);
+    }
+}
+
+// Scores of n tokens -> their weights, up to a factor. `out` [size] and `sum`, of what came before, shrink when a larger
+// score than `largest` is met.
+inline void softmax(float* p, int n, int64_t size, float* out, float& largest, float& sum) {
+  const int padded = (n + 7) & ~7;
+  for (int i = n; i < padded; ++i) p[i] = -INFINITY;
+  v8 most = load8(p);
+  for (int i = 8; i < padded; i += 8) { const v8 s = load8(p + i); most = s > most ? s : most; }
+  float top = largest;
+  for (int i = 0; i < 8; ++i) top = std::max(top, most[i]);
+  v8 total = splat(0.f);
+  for (int i = 0; i < padded; i += 8) {
+    const v8 e = exp8(load8(p + i) - splat(top));
+    store8(p + i, e);
+    total += e;
+  }
+  const float shrink = std::exp(largest - top);
+  if (shrink != 1.f)
+    for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(shrink));
+  sum = sum * shrink + sum8(total);
+  largest = top;
+}
+
+// out [G, size] += the values of a tile's tokens, weighted with p [G, TILE]
+template <int G, class T>
+NOINLINE void weigh(const float* p, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
+  const T* const* rows = tile.v;
   int64_t d = 0;
   for (; d + 32 <= size; d += 32) {
     v8 acc[G][4];
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
-    for (int t = 0; t < n; ++t) {
-      if (d == 0) ahead.fetch(t, t + 1, size);
-      v8 weight[G];
-      UNROLL for (int g = 0; g < G; ++g) weight[g] = splat(p[g * TILE + t]);
-      UNROLL for (int j = 0; j < 4; ++j) {  // 12 sums, 3 weights and this one: all of AVX2's registers
-        const v8 value = load8(tokens[t] + d + 8 * j);
-        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += weight[g] * value;
-      }
+    for (int t = 0; t < tile.n; ++t) {
+      if (d == 0 && t % 4 == 0) ahead.step();
+      const T* row = rows[t] + head + d;
+      const auto add = [&](int j) INLINE {
+        v8 low, high;
+        load16(row + 8 * j, low, high);
+        UNROLL for (int g = 0; g < G; ++g) {
+          const v8 weight = splat(p[g * TILE + t]);
+          add_product(acc[g][j], weight, low);
+          add_product(acc[g][j + 1], weight, high);
+        }
+      };
+      add(0);
+      asm("" ::: "memory");  // the weights are read again: kept, they would take registers from the sums
+      add(2);
     }
     UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) store8(out + g * size + d + 8 * j, acc[g][j]);
   }
-  for (; d < size; d += 8)
+  if (d < size)  // 16 are left
     UNROLL for (int g = 0; g < G; ++g) {
-      v8 acc = load8(out + g * size + d);
-      for (int t = 0; t < n; ++t) acc += splat(p[g * TILE + t]) * load8(tokens[t] + d);
-      store8(out + g * size + d, acc);
+      v8 a = load8(out + g * size + d), b = load8(out + g * size + d + 8), low, high;
+      for (int t = 0; t < tile.n; ++t) {
+        load16(rows[t] + head + d, low, high);
+        add_product(a, splat(p[g * TILE + t]), low);
+        add_product(b, splat(p[g * TILE + t]), high);
+      }
+      store8(out + g * size + d, a);
+      store8(out + g * size + d + 8, b);
     }
 }
 
-// Tokens [begin, end) of one request and one KV head -> out [G, size] not yet divided, largest score and sum [G].
+// Up to SHARED query heads of one KV head, over one tile: sums not yet divided (out [G, size]), their divisors (sum [G]).
 template <int G, class T>
-void attend(const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin, int64_t end,
-            float* out, float* largest, float* sum) {
-  float p[G * TILE];
-  Rows<T> keys[2], values;  // of this tile, and the keys of the next one
-  const auto find = [&](const T* rows, int64_t first, Rows<T>& found) {
-    const int64_t n = std::clamp<int64_t>(end - first, 0, TILE), stride = pool.kv_heads * pool.size;
-    found.n = (int)n;
-    for (int64_t i = 0; i < n;) {  // block by block
-      const int64_t block = (first + i) / pool.block_size, inside = (first + i) % pool.block_size;
-      const T* row = rows + (table[block] * pool.block_size + inside) * stride + kv_head * pool.size;
-      for (const int64_t last = std::min(n, i + pool.block_size - inside); i < last; ++i, row += stride) found.at[i] = row;
-    }
-  };
-  find(pool.k, begin, keys[0]);
-  keys[0].fetch(0, TILE, pool.size);
+void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const float* q, Ahead<T>& ahead, float* out,
+            float* largest, float* sum) {
+  alignas(32) float p[G * TILE];
+  score<G, T>(q, pool.size, tile, kv_head * pool.size, ahead, p);
+  for (int g = 0; g < G; ++g) softmax(p + g * TILE, tile.n, pool.size, out + g * pool.size, largest[g], sum[g]);
+  weigh<G, T>(p, pool.size, tile, kv_head * pool.size, ahead, out);
+}
+
+// One thread's share. Of a piece that is a whole request `output` is told, of others sums, largest scores and divisors.
+template <class T>
+void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums, float* largest, float* divisors, float* output) {
+  const int64_t heads = pool.heads, size = pool.size, group = heads / pool.kv_heads;
+  const at::Tensor arranged = at::empty({heads, size}, at::kFloat);  // a vector would not begin a cache line
+  float* queries = arranged.mutable_data_ptr<float>();
+  Tile<T> both[2];
   int now = 0;
-  for (int g = 0; g < G; ++g) { largest[g] = -INFINITY; sum[g] = 0.f; }
-  std::memset(out, 0, sizeof(float) * G * pool.size);
-  for (int64_t first = begin; first < end; first += TILE, now ^= 1) {
-    find(pool.v, first, values);
-    find(pool.k, first + TILE, keys[now ^ 1]);
-    const int n = values.n, padded = (n + 7) & ~7;
-    score<G, T>(q, pool.size, keys[now], values, pool.scale, p);
-    for (int g = 0; g < G; ++g) {
-      float* s = p + g * TILE;
-      float top = largest[g];
-      for (int i = 0; i < n; ++i) top = std::max(top, s[i]);
-      for (int i = n; i < padded; ++i) s[i] = top;  // any number; its weight is set to 0 below
-      v8 total = splat(0.f);
-      for (int i = 0; i < padded; i += 8) {
-        v8 e = exp8(load8(s + i) - splat(top));
-        if (i + 8 > n) for (int j = n - i; j < 8; ++j) e[j] = 0.f;
-        store8(s + i, e);
-        total += e;
-      }
-      const float shrink = std::exp(largest[g] - top);
-      if (shrink != 1.f && first != begin)
-        for (int64_t d = 0; d < pool.size; d += 8)
-          store8(out + g * pool.size + d, load8(out + g * pool.size + d) * splat(shrink));
-      sum[g] = sum[g] * shrink + sum8(total);
-      largest[g] = top;
+  tiles.next(both[0]);
+  for (; both[now].n; now ^= 1) {
+    const Tile<T>& tile = both[now];
+    tiles.next(both[now ^ 1]);
+    const Piece& piece = tiles.pieces[tile.piece];
+    float *sum = sums + tile.piece * heads * size, *top = largest + tile.piece * heads, *divisor = divisors + tile.piece * heads;
+    if (tile.first) {
+      arrange<T>(q + piece.request * heads * size, heads * size, pool.scale, queries);
+      std::fill_n(sum, heads * size, 0.f), std::fill_n(top, heads, -INFINITY), std::fill_n(divisor, heads, 0.f);
     }
-    weigh<G, T>(p, pool.size, values, keys[now ^ 1], out);
+    const int64_t rounds = pool.kv_heads * ((group + SHARED - 1) / SHARED);
+    Ahead<T> ahead{both[now ^ 1], pool.kv_heads * size, (tile.n / 4 + (tile.n + 3) / 4) * rounds};
+    for (int64_t kv_head = 0; kv_head < pool.kv_heads; ++kv_head)
+      for (int64_t g = 0; g < group; g += SHARED) {
+        const int64_t h = kv_head * group + g, at = h * size;
+        switch (std::min<int64_t>(SHARED, group - g)) {
+          case 3: attend<3, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          case 2: attend<2, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          default: attend<1, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h);
+        }
+      }
+    if (tile.last && piece.whole)
+      for (int64_t h = 0; h < heads; ++h)
+        rearranged<T>(sum + h * size, size, 1.f / divisor[h], output + (piece.request * heads + h) * size);
   }
 }
 
+// What was said of the pieces [first, last) of one request, made one.
 template <class T>
-void attend_some(int64_t G, const Pool<T>& pool, int64_t kv_head, const float* q, const int32_t* table, int64_t begin,
-                 int64_t end, float* out, float* largest, float* sum) {
-  switch (G) {
-    case 3: return attend<3, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
-    case 2: return attend<2, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
-    default: return attend<1, T>(pool, kv_head, q, table, begin, end, out, largest, sum);
+void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest, const float* divisors, float* out) {
+  std::vector<float> sum(size);
+  for (int64_t h = 0; h < heads; ++h) {
+    float top = -INFINITY, divisor = 0.f;
+    for (int64_t p = first; p < last; ++p) top = std::max(top, largest[p * heads + h]);
+    std::fill(sum.begin(), sum.end(), 0.f);
+    for (int64_t p = first; p < last; ++p) {
+      const float weight = std::exp(largest[p * heads + h] - top);
+      divisor += weight * divisors[p * heads + h];
+      for (int64_t d = 0; d < size; ++d) sum[d] += weight * sums[(p * heads + h) * size + d];
+    }
+    rearranged<T>(sum.data(), size, 1.f / divisor, out + h * size);
   }
 }
 
@@ -582,7 +695,7 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   at::Tensor q = query.contiguous();
   at::Tensor output = at::empty_like(q);
   const int64_t batch = q.size(0), heads = q.size(1), size = q.size(2), kv_heads = k.size(1), blocks = tables.size(1);
-  TORCH_CHECK(size % 8 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 8 up to 256");
+  TORCH_CHECK(size % 16 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 16 up to 256");
   TORCH_CHECK(heads % kv_heads == 0, "paged_decode: ", heads, " heads cannot share ", kv_heads, " KV heads");
   const int32_t *table = tables.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
   int64_t tokens = 0;
@@ -595,52 +708,39 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
     tokens += length[b];
   }
 
-  // About eight pieces of work a thread, so that no thread waits long for another.
-  const int64_t part_tokens = std::max(PART, (tokens * kv_heads / (8 * at::get_num_threads()) + PART - 1) / PART * PART);
-  struct Work { int64_t request, kv_head, part, begin, end; };
-  std::vector<Work> work;
-  std::vector<int64_t> first_part(batch + 1, 0);
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t parts = (length[b] + part_tokens - 1) / part_tokens;
-    first_part[b + 1] = first_part[b] + parts;
-    for (int64_t h = 0; h < kv_heads; ++h)
-      for (int64_t p = 0; p < parts; ++p)
-        work.push_back({b, h, first_part[b] + p, p * part_tokens, std::min<int64_t>(length[b], (p + 1) * part_tokens)});
+  const int64_t shares = std::clamp<int64_t>(tokens / LEAST, 1, at::get_num_threads());
+  std::vector<Piece> pieces;
+  std::vector<int64_t> first_of_share{0}, first_of_request;
+  for (int64_t b = 0, share = 0, before = 0; b < batch; ++b) {  // before: tokens of the requests before
+    first_of_request.push_back((int64_t)pieces.size());
+    for (int64_t begin = 0; begin < length[b];) {
+      const int64_t limit = tokens * (share + 1) / shares - before, end = std::min<int64_t>(length[b], limit);
+      pieces.push_back({b, begin, end, end - begin == length[b]});
+      begin = end;
+      if (end == limit) ++share, first_of_share.push_back((int64_t)pieces.size());
+    }
+    before += length[b];
   }
-  const int64_t group = heads / kv_heads;
-  std::vector<float> sums(first_part[batch] * heads * size), largest(first_part[batch] * heads), total(largest.size());
+  first_of_request.push_back((int64_t)pieces.size());
+
+  const int64_t count = (int64_t)pieces.size();
+  at::Tensor kept = at::empty({count * heads * (size + 2)}, q.options());
+  float *sums = kept.mutable_data_ptr<float>(), *largest = sums + count * heads * size, *divisors = largest + count * heads;
   const float* from = q.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
-  const auto all = [&](const auto& pool) {
-    at::parallel_for(0, (int64_t)work.size(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Work& w = work[i];
-        for (int64_t g = 0; g < group; g += SHARED) {
-          const int64_t head = w.kv_head * group + g, at = w.part * heads + head;
-          attend_some(std::min<int64_t>(SHARED, group - g), pool, w.kv_head, from + (w.request * heads + head) * size,
-                      table + w.request * blocks, w.begin, w.end, &sums[at * size], &largest[at], &total[at]);
-        }
-      }
+  const auto all = [&]<class T>(const T* keys, const T* values) {
+    const Pool<T> pool{keys, values, kv_heads, size, block_size, heads, (float)scale};
+    at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = first_of_share[begin], last = first_of_share[end];
+      if (first < last)
+        attend_all<T>(pool, {pool, table, blocks, pieces, first, last, pieces[first].begin}, from, sums, largest, divisors, to);
     });
+    for (int64_t b = 0; b < batch; ++b)
+      if (const int64_t first = first_of_request[b]; !pieces[first].whole)
+        join<T>(first, first_of_request[b + 1], heads, size, sums, largest, divisors, to + b * heads * size);
   };
-  if (k.scalar_type() == at::kFloat)
-    all(Pool<float>{k.const_data_ptr<float>(), v.const_data_ptr<float>(), kv_heads, size, block_size, (float)scale});
-  else
-    all(Pool<bf16>{(const bf16*)k.const_data_ptr(), (const bf16*)v.const_data_ptr(), kv_heads, size, block_size,
-                   (float)scale});
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t h = 0; h < heads; ++h) {
-      float top = -INFINITY, all = 0.f;
-      for (int64_t p = first_part[b]; p < first_part[b + 1]; ++p) top = std::max(top, largest[p * heads + h]);
-      float* out = to + (b * heads + h) * size;
-      std::memset(out, 0, sizeof(float) * size);
-      for (int64_t p = first_part[b]; p < first_part[b + 1]; ++p) {
-        const float weight = std::exp(largest[p * heads + h] - top), *part = &sums[(p * heads + h) * size];
-        all += weight * total[p * heads + h];
-        for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) + splat(weight) * load8(part + d));
-      }
-      for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(1.f / all));
-    }
+  if (k.scalar_type() == at::kFloat) all(k.const_data_ptr<float>(), v.const_data_ptr<float>());
+  else all((const bf16*)k.const_data_ptr(), (const bf16*)v.const_data_ptr());
   return output;
 }
 
