@@ -18,7 +18,7 @@ from backend.engine.config import ConfigError
 from backend.engine.kernels import Chosen, Kernels, choose
 from backend.engine.kv_cache import KVCache
 from backend.engine.native import __main__ as command
-from backend.engine.native import build, fused
+from backend.engine.native import build, fused, linear
 from backend.engine.native.linear import PackedLinear, pack_linears
 from backend.engine.request import SamplingParams
 from backend.engine.self_check import reference_logits, self_check
@@ -70,6 +70,16 @@ def test_what_is_packed_in_half_the_bytes_is_rounded_as_torch_rounds(kernels):
     weight = torch.cat([bits.view(torch.float32), torch.randn(8)])[:, None]
     packed = torch.ops.kvscope.pack(weight, True)[0, 0].unflatten(0, (8, 2)).t().flatten()
     torch.testing.assert_close(packed, weight[:, 0].bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_packed_stays_whatever_is_packed_after_it(kernels, monkeypatch):
+    monkeypatch.setattr(linear, "ROOM_BYTES", 20_000)  # some share a room, some need another, one is larger than it
+    torch.manual_seed(0)
+    plain = [nn.Linear(inputs, outputs) for inputs, outputs in ((60, 33), (7, 16), (90, 20), (80, 90), (16, 1))]
+    packed = [PackedLinear(layer) for layer in plain]
+    for layer, own in zip(plain, packed, strict=True):
+        assert torch.equal(own.weight, layer.weight)
+        assert own.packed.data_ptr() % linear.LINE_BYTES == 0
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 130, 2000])
