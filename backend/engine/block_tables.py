@@ -17,10 +17,10 @@ class BlockTables:
         self.host = np.full((rows, blocks), trash_block, dtype=np.int64)
         self.mirror = None if mirror is None else upload(self.host.astype(np.int32), mirror)
 
-    def update(self, moved: list[Request]) -> None:
-        """Takes over the tables of requests whose blocks have changed."""
-        for request in moved:
-            self.host[request.row, : len(request.table)] = request.table
+    def update(self, moved: dict[Request, int]) -> None:
+        """Takes over the tables of requests whose blocks have changed, all but the first ones of each, as many as said."""
+        for request, kept in moved.items():
+            self.host[request.row, kept : len(request.table)] = request.table[kept:]
         if self.mirror is not None and moved:
             rows = np.array([request.row for request in moved], dtype=np.int64)
             device = self.mirror.device

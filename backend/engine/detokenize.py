@@ -17,28 +17,27 @@ class IncrementalDecoder:
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: list[int]):
         self._decode = decode
-        self._ids = prompt[-8:]
-        self._prefix = 0
-        self._read = len(self._ids)
+        self._start_from(prompt[-8:])
 
     def add(self, token: int) -> str:
         self._ids.append(token)
-        before, now = self._texts()
+        now = self._decode(self._ids)
         if now.endswith(REPLACEMENT) and len(self._ids) - self._read < MAX_PENDING:
             return ""
-        return self._advance(before, now)
+        return self._say(now)
 
     def flush(self) -> str:
         """What an unfinished character left behind, shown as it decodes."""
-        return self._advance(*self._texts())
+        return self._say(self._decode(self._ids))
 
-    def _texts(self) -> tuple[str, str]:
-        return self._decode(self._ids[self._prefix : self._read]), self._decode(self._ids[self._prefix :])
+    def _say(self, now: str) -> str:
+        text = now[len(self._before) :]
+        self._start_from(self._ids[self._read :] or self._ids[-1:])
+        return text
 
-    def _advance(self, before: str, now: str) -> str:
-        self._ids = self._ids[self._read :] or self._ids[-1:]
-        self._prefix, self._read = 0, len(self._ids)
-        return now[len(before) :]
+    def _start_from(self, ids: list[int]) -> None:
+        """All of them have been said; most often it is one."""
+        self._ids, self._read, self._before = ids, len(ids), self._decode(ids)
 
 
 class StopStrings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 import msgspec
 
@@ -18,6 +19,8 @@ from backend.engine.scheduler import Plan, Scheduler
 from backend.engine.text import Text
 from backend.events import Cleared, Configured, Event, Fault, Finished, Prompt, Queued, Sealed, Step, Tokens
 from backend.planner.step import Costs
+
+_decoding = attrgetter("decoding")
 
 # Switches that the scheduler reads anew in every step; the others shape the pool and wait for an idle engine.
 LIVE_SWITCHES = {"chunk_size", "token_budget", "max_waiting"}
@@ -280,9 +283,12 @@ class Engine:
 
     def _describe(self, plan: Plan) -> Step:
         """What the step did, told before the counters move."""
+        running = self.scheduler.running
+        if plan.decode_only and len(plan.work) == len(running) and all(map(_decoding, running)):
+            return Step(step=self._steps, ops=plan.ops)  # as most steps are
         decode = [r.number for r in plan.work if r.decoding] if self.config.kv_cache else []
         prefill = [(r.number, n, r.computed) for r, n in plan.work.items() if not (r.decoding and self.config.kv_cache)]
-        everyone = sum(1 for r in self.scheduler.running if r.decoding)
+        everyone = sum(map(_decoding, running))
         return Step(step=self._steps, ops=plan.ops, prefill=prefill, decode=None if len(decode) == everyone else decode)
 
     def _advance(self, plan: Plan) -> list[tuple[int, bytes, bytes, int, int]]:

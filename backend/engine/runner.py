@@ -138,9 +138,8 @@ class TorchRunner:
     @_on_its_device
     def execute(self, plan: Plan) -> StepResult:
         start = time.perf_counter()
-        if plan.ops:
-            moved = {op[1] for op in plan.ops}
-            self._tables.update([request for request in plan.work if request.number in moved])
+        if plan.moved:
+            self._tables.update({request: kept for request, kept in plan.moved.items() if request in plan.work})
         singles, columns = self._following(plan) or self._gathered(plan)
         # Those among them that compute all they know.
         requests = singles if plan.decode_only else [r for r in singles if r.computed + 1 == len(r.tokens)]

@@ -29,6 +29,8 @@ class Plan:
     swap_ins: list[tuple[Request, list[int]]] = field(default_factory=list)  # the last of them, back to these blocks
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to)
     preempted: list[Request] = field(default_factory=list)
+    # Whose block tables changed, and how many of its first blocks are those that it had.
+    moved: dict[Request, int] = field(default_factory=dict)
     decode_only: bool = False  # each request in it was one token behind before the step
 
 
@@ -118,6 +120,7 @@ class Scheduler:
         missing = self.blocks_for(request, tokens) - len(request.table)
         if missing > 0:
             blocks = self.pool.allocate(missing)
+            plan.moved.setdefault(request, len(request.table))
             request.table += blocks
             plan.ops.append(["alloc", request.number, *blocks])
 
@@ -194,6 +197,7 @@ class Scheduler:
 
     def _enter(self, request: Request, found: list[int], computed: int, plan: Plan) -> None:
         self.pool.share(found)
+        plan.moved[request] = 0
         request.table = list(found)
         request.computed = computed
         request.sealed_blocks = min(len(found), computed // self.config.block_size)

@@ -64,7 +64,7 @@ def self_check(loaded: LoadedModel, expected: list[torch.Tensor] | None = None, 
         for i in range(2)
     ]
     for part in range(3):
-        plan = Plan(ops=[["alloc", r.number] for r in requests])
+        plan = Plan(moved=dict.fromkeys(requests, 0))
         for request, ids, (a, b) in zip(requests, texts, LENGTHS, strict=True):
             count = (a, b, 1)[part]
             request.computed = len(request.tokens)
