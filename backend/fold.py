@@ -659,7 +659,8 @@ def _resident(state: State, event: events.Resident) -> None:
             pool.resident_blocks = max(0, pool.resident_blocks - (1 - sealed[cell]))  # a step may have sealed it
     fresh = [cell for cell in dict.fromkeys(event.stored) if _known(state, cell) and not sealed[cell]]
     _seal(state, fresh, state.step)
-    pool.resident_blocks += len(fresh)
+    # A step may have evicted some that were counted: never more than there are.
+    pool.resident_blocks = min(pool.resident_blocks + len(fresh), state.num_blocks)
     _settle(state)
     _gauge(state)
 

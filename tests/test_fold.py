@@ -524,6 +524,14 @@ broken_reports = st.one_of(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(broken_events | broken_reports, max_size=25))
 @example([events.Step(step=0, sealed=[0]), events.Resident(removed=[0])])
+@example(
+    [
+        events.Resident(stored=list(range(7))),
+        events.Queued(request=1, id="x", prompt_tokens=1, max_tokens=5),
+        events.Step(step=0, ops=[["admit", 1], ["alloc", 1, 0]]),  # evicts what was counted
+        events.Resident(stored=[0]),
+    ]
+)
 def test_nonsense_of_a_foreign_engine_never_raises(told):
     state = Foreign(blocks=7).state
     for event in told:

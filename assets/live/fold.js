@@ -432,7 +432,8 @@ function resident(state, event) {
   for (const cell of event.stored ?? []) {
     if (!known(state, cell) || sealed[cell]) continue;
     seal(state, cell, state.step);
-    pool.resident_blocks += 1;
+    // A step may have evicted some that were counted: never more than there are.
+    pool.resident_blocks = Math.min(pool.resident_blocks + 1, state.num_blocks);
   }
   settle(state);
   gauge(state);

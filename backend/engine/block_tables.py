@@ -18,7 +18,7 @@ class BlockTables:
         self.mirror = None if mirror is None else upload(self.host.astype(np.int32), mirror)
 
     def update(self, moved: dict[Request, int]) -> None:
-        """Takes over the tables of requests whose blocks have changed; their first blocks, as many as said, have not."""
+        """Takes over tables whose blocks have changed, each but for so many of its first blocks."""
         for request, kept in moved.items():
             self.host[request.row, kept : len(request.table)] = request.table[kept:]
         if self.mirror is not None and moved:
