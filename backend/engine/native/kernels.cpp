@@ -442,6 +442,7 @@ template <class T>
 struct Pool {
   const T *k, *v;  // [slots, kv_heads, size]
   int64_t kv_heads, size, block_size, heads;
+  int64_t ldq;  // floats from one request's queries to the next one's
   float scale;
 };
 
@@ -473,7 +474,9 @@ struct Tiles {
     tile.n = 0;
     if (piece == last_piece) return;
     const Piece& p = pieces[piece];
-    const int64_t stride = pool.kv_heads * pool.size, n = std::min<int64_t>(p.end - at, TILE);
+    const int64_t stride = pool.kv_heads * pool.size, left = p.end - at;
+    // Tiles of like size, in fours: a short one at the end would leave no time to fetch the long one after it.
+    const int64_t even = (left / ((left + TILE - 1) / TILE) + 3) / 4 * 4, n = std::min<int64_t>({left, even, TILE});
     const int32_t* table = tables + p.request * blocks;
     for (int64_t i = 0; i < n;) {  // block by block
       const int64_t block = (at + i) / pool.block_size, inside = (at + i) % pool.block_size;
@@ -642,7 +645,7 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
     const Piece& piece = tiles.pieces[tile.piece];
     float *sum = sums + tile.piece * heads * size, *top = largest + tile.piece * heads, *divisor = divisors + tile.piece * heads;
     if (tile.first) {
-      arrange<T>(q + piece.request * heads * size, heads * size, pool.scale, queries);
+      arrange<T>(q + piece.request * pool.ldq, heads * size, pool.scale, queries);
       std::fill_n(sum, heads * size, 0.f), std::fill_n(top, heads, -INFINITY), std::fill_n(divisor, heads, 0.f);
     }
     const int64_t rounds = pool.kv_heads * ((group + SHARED - 1) / SHARED);
@@ -693,8 +696,9 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
                   lengths.size(0) == query.size(0) && tables.scalar_type() == at::kInt &&
                   lengths.scalar_type() == at::kInt && tables.is_contiguous() && lengths.is_contiguous(),
               "paged_decode: tables must be int32 [B, blocks], lengths int32 [B]");
-  at::Tensor q = query.contiguous();
-  at::Tensor output = at::empty_like(q);
+  // A request's heads stand together; its keys and values may stand between them and the next one's.
+  const at::Tensor q = query.stride(2) == 1 && query.stride(1) == query.size(2) ? query : query.contiguous();
+  at::Tensor output = at::empty(q.sizes(), q.options());
   const int64_t batch = q.size(0), heads = q.size(1), size = q.size(2), kv_heads = k.size(1), blocks = tables.size(1);
   TORCH_CHECK(size % 16 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 16 up to 256");
   TORCH_CHECK(heads % kv_heads == 0, "paged_decode: ", heads, " heads cannot share ", kv_heads, " KV heads");
@@ -730,7 +734,7 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   const float* from = q.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
   const auto all = [&]<class T>(const T* keys, const T* values) {
-    const Pool<T> pool{keys, values, kv_heads, size, block_size, heads, (float)scale};
+    const Pool<T> pool{keys, values, kv_heads, size, block_size, heads, q.stride(0), (float)scale};
     at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
       const int64_t first = first_of_share[begin], last = first_of_share[end];
       if (first < last)
