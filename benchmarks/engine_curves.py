@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
+from backend.bench.figures import limit_of  # noqa: E402
 from backend.bench.machine import describe, load_average  # noqa: E402
 from backend.engine.build import build  # noqa: E402
 from backend.engine.config import EngineConfig  # noqa: E402
@@ -34,6 +35,7 @@ from backend.engine.runner import TorchRunner  # noqa: E402
 from backend.events import Step, encode  # noqa: E402
 from backend.models.loader import load  # noqa: E402
 from backend.planner.shape import ModelShape  # noqa: E402
+from backend.telemetry.ceiling import measure  # noqa: E402
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (128, 256, 512, 1024, 1536, 2048)
@@ -194,7 +196,10 @@ def render(report: dict) -> str:
     curve = report.get("batch")
     if curve:
         lines += ["decode step by batch, context 128 (ms)", head, *(row(str(r["batch"]), r) for r in curve)]
-        lines += [f"8 at once take {report['step_ratio_8_to_1']:.2f} x the step of one (at most 1.65)"]
+        lines += [
+            f"8 at once take {report['step_ratio_8_to_1']:.2f} x the step of one (at most 1.65); by what this machine "
+            f"reads and multiplies at best, {report['limit_ratio_8_to_1']:.2f} x"
+        ]
         share = report["around_forward_share_at_32"]
         lines += [f"schedule, build, sample and events: {share:.1%} of a step at 32 (at most 10 %)", ""]
     context = report.get("context")
@@ -249,6 +254,12 @@ def main() -> None:
         report["batch"] = batch_curve(engine, events, vocabulary, wanted.answer, wanted.rounds)
         step = {row["batch"]: row for row in report["batch"]}
         report["step_ratio_8_to_1"] = step[8]["step_s"] / step[1]["step_s"]
+        roofs = measure("cpu", "float32", rounds=5)  # which the compiled kernels compute in
+        one, eight = (
+            limit_of(engine.shape, batch, 128 + wanted.answer // 2, roofs.read.value, roofs.matmul.value)
+            for batch in (1, 8)
+        )
+        report["limit_ratio_8_to_1"] = max(eight.memory_s, eight.compute_s) / max(one.memory_s, one.compute_s)
         report["around_forward_share_at_32"] = around(step[32]) / step[32]["step_s"]
         report["context"] = context_curve(engine, events, vocabulary, wanted.answer, 4, wanted.rounds)
     report["load_average"] = [before, load_average()]
