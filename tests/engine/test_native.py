@@ -119,6 +119,12 @@ def test_what_is_not_a_number_stays_visible(kernels):
     assert torch.ops.kvscope.paged_decode(q, k, v, table, length, 16, 1.0).isnan().all()
 
 
+def test_nobody_attends_to_nothing(kernels):
+    pool, tables = torch.zeros(32, 1, 16), torch.zeros(0, 2).int()
+    nothing = torch.ops.kvscope.paged_decode(torch.zeros(0, 1, 16), pool, pool, tables, tables[:, 0], 16, 1.0)
+    assert nothing.shape == (0, 1, 16)
+
+
 def test_tables_that_point_out_of_the_pool_are_refused(kernels):
     pool, q = torch.zeros(32, 1, 16), torch.zeros(1, 1, 16)
     for block, length in ((2, 3), (-1, 3), (0, 17), (0, 0)):

@@ -124,7 +124,7 @@ inline void load16(const bf16* p, v8& low, v8& high) {
 #endif
 }
 
-// sum += a * b. GCC puts half of these sums elsewhere and moves or spills them: an instruction in five of the loop below.
+// sum += a * b. GCC puts half of these sums elsewhere and moves or spills them: an instruction in five of what is below.
 inline void add_product(v8& sum, v8 a, v8 b) {
 #if defined(__AVX2__) && defined(__FMA__)
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
@@ -620,7 +620,7 @@ NOINLINE void weigh(const float* p, int64_t size, const Tile<T>& tile, int64_t h
     }
 }
 
-// Up to SHARED query heads of one KV head, over one tile: sums not yet divided (out [G, size]), their divisors (sum [G]).
+// Up to SHARED query heads of one KV head, over one tile: sums not yet divided (out [G, size]), divisors (sum [G]).
 template <int G, class T>
 void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const float* q, Ahead<T>& ahead, float* out,
             float* largest, float* sum) {
@@ -632,7 +632,8 @@ void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const flo
 
 // One thread's share. Of a piece that is a whole request `output` is told, of others sums, largest scores and divisors.
 template <class T>
-void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums, float* largest, float* divisors, float* output) {
+void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums, float* largest, float* divisors,
+                float* output) {
   const int64_t heads = pool.heads, size = pool.size, group = heads / pool.kv_heads;
   const at::Tensor arranged = at::empty({heads, size}, at::kFloat);  // a vector would not begin a cache line
   float* queries = arranged.mutable_data_ptr<float>();
@@ -643,7 +644,8 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
     const Tile<T>& tile = both[now];
     tiles.next(both[now ^ 1]);
     const Piece& piece = tiles.pieces[tile.piece];
-    float *sum = sums + tile.piece * heads * size, *top = largest + tile.piece * heads, *divisor = divisors + tile.piece * heads;
+    const int64_t first = tile.piece * heads;
+    float *sum = sums + first * size, *top = largest + first, *divisor = divisors + first;
     if (tile.first) {
       arrange<T>(q + piece.request * pool.ldq, heads * size, pool.scale, queries);
       std::fill_n(sum, heads * size, 0.f), std::fill_n(top, heads, -INFINITY), std::fill_n(divisor, heads, 0.f);
@@ -667,7 +669,8 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
 
 // What was said of the pieces [first, last) of one request, made one.
 template <class T>
-void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest, const float* divisors, float* out) {
+void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest,
+          const float* divisors, float* out) {
   std::vector<float> sum(size);
   for (int64_t h = 0; h < heads; ++h) {
     float top = -INFINITY, divisor = 0.f;
@@ -713,6 +716,7 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
     tokens += length[b];
   }
 
+  if (batch == 0) return output;
   const int64_t shares = std::clamp<int64_t>(tokens / LEAST, 1, at::get_num_threads());
   std::vector<Piece> pieces;
   std::vector<int64_t> first_of_share{0}, first_of_request;
