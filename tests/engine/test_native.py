@@ -13,6 +13,7 @@ from torch import nn
 
 from backend.engine import kernels as kernels_module
 from backend.engine import native
+from backend.engine.attention import Singles
 from backend.engine.build import build as build_engine
 from backend.engine.config import ConfigError
 from backend.engine.kernels import Chosen, Kernels, choose
@@ -117,6 +118,14 @@ def test_what_is_not_a_number_stays_visible(kernels):
     q = torch.full((1, 1, 16), torch.nan)
     table, length = torch.zeros(1, 1).int(), torch.tensor([9]).int()
     assert torch.ops.kvscope.paged_decode(q, k, v, table, length, 16, 1.0).isnan().all()
+
+
+def test_a_head_size_that_the_kernel_does_not_know_is_left_to_the_readable_path(kernels):
+    singles = Singles(torch.zeros(1, 1).int(), torch.ones(1).int(), 1, 16)
+    for size, known in ((8, False), (16, True), (24, False)):
+        pool = torch.zeros(16, 1, size)
+        answer = singles.attend(torch.zeros(1, 1, 1, size), pool, pool, 1.0, None, None, None)
+        assert (answer is not None) == known
 
 
 def test_nobody_attends_to_nothing(kernels):

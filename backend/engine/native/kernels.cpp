@@ -193,7 +193,7 @@ NOINLINE void rows(const float* x, const Block<W>& b, float* out) {
 }
 
 // One row alone is bound by memory and by the latency of an addition: four sums in flight, and reading ahead, past the
-// caches (0): nothing of these weights is read again before the next step. 1 KB ahead was the best of 0 to 16.
+// caches (0): nothing of these weights is read again before the next step. 1 KB ahead was the best of 0 to 16 KB.
 template <class W>
 inline void one_row(const float* x, const Block<W>& b, float* out) {
   constexpr int64_t LINE = 64 / sizeof(W), FAR = 1024 / sizeof(W);
@@ -430,7 +430,7 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& packed, const std::opt
 // ---- attention of single tokens over the paged pool -------------------------------------------------------------------
 // K and V rows are read where they stand, once for up to three query heads that share them, with the softmax computed
 // on the fly over tiles of tokens. They stand in blocks anywhere in memory: while one tile is worked on, the rows of the
-// next one, whole and in order, are fetched into the L2 cache. The tokens of all requests are cut into equal shares for
+// next one, whole and in order, are fetched into the caches. The tokens of all requests are cut into equal shares for
 // the threads, and what they say of a request that was cut is joined at the end.
 
 constexpr int TILE = 64;    // tokens scored before the softmax is updated
@@ -507,23 +507,19 @@ struct Ahead {
   }
 };
 
-// load16 gives bfloat16 numbers as eight even ones and eight odd ones; queries and sums stand in that order. `factor`: what
-// they are multiplied with on the way.
+// Of 16 numbers in a row, which one load16 gives as the i-th: of bfloat16 first the even ones, then the odd ones. Queries
+// and sums stand in its order; `factor`: what they are multiplied with on the way there and back.
+template <class T>
+constexpr int given(int i) { return std::is_same_v<T, bf16> ? i % 8 * 2 + i / 8 : i; }
 template <class T>
 inline void arrange(const float* from, int64_t count, float factor, float* to) {
   for (int64_t d = 0; d < count; d += 16)
-    for (int i = 0; i < 8; ++i) {
-      to[d + i] = from[std::is_same_v<T, bf16> ? d + 2 * i : d + i] * factor;
-      to[d + 8 + i] = from[std::is_same_v<T, bf16> ? d + 2 * i + 1 : d + 8 + i] * factor;
-    }
+    for (int i = 0; i < 16; ++i) to[d + i] = from[d + given<T>(i)] * factor;
 }
 template <class T>
 inline void rearranged(const float* from, int64_t count, float factor, float* to) {
   for (int64_t d = 0; d < count; d += 16)
-    for (int i = 0; i < 8; ++i) {
-      to[std::is_same_v<T, bf16> ? d + 2 * i : d + i] = from[d + i] * factor;
-      to[std::is_same_v<T, bf16> ? d + 2 * i + 1 : d + 8 + i] = from[d + 8 + i] * factor;
-    }
+    for (int i = 0; i < 16; ++i) to[d + given<T>(i)] = from[d + i] * factor;
 }
 
 // Scores of G query heads (q [G, size]) against the n tokens of a tile, its rows from element `head` on -> out [G, TILE]
