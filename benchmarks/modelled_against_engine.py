@@ -75,10 +75,9 @@ class Uncomputed:
     def _or_nothing(self, planned: Plan) -> StepResult:
         if all(count == 1 and request.computed for request, count in planned.work.items()):
             return self._execute(planned)
-        moved = {op[1] for op in planned.ops}
-        self._runner._tables.update([request for request in planned.work if request.number in moved])
+        self._runner._tables.update(planned.moved)
         complete = [r for r, count in planned.work.items() if r.computed + count == r.known]
-        return StepResult(dict.fromkeys(complete, 1000), None, build_s=0.0, forward_s=0.0, sample_s=0.0)
+        return StepResult(complete, [1000] * len(complete), None, build_s=0.0, forward_s=0.0, sample_s=0.0)
 
 
 def run(engine: Engine, events: list, batch: int, prompt: int, answer: int, rng: random.Random) -> list[Step]:

@@ -20,7 +20,7 @@ from backend.engine.text import Text
 from backend.events import Cleared, Configured, Event, Fault, Finished, Prompt, Queued, Sealed, Step, Tokens
 from backend.planner.step import Costs
 
-_decoding = attrgetter("decoding")
+_decoding, _computed = attrgetter("decoding"), attrgetter("computed")
 
 # Switches that the scheduler reads anew in every step; the others shape the pool and wait for an idle engine.
 LIVE_SWITCHES = {"chunk_size", "token_budget", "max_waiting"}
@@ -242,10 +242,9 @@ class Engine:
         if not plan.work:
             self._tell_moves(plan, moved - scheduled)  # all that could have run was preempted; the next step goes on
             return []
-        for request in plan.work:
+        for request in plan.moved:  # who was admitted is among them
             if request.t_admitted is None:
                 request.t_admitted = scheduled
-        spans = [(count, request.computed) for request, count in plan.work.items()]
         try:
             result = self.runner.execute(plan)
         except Exception as error:  # whatever the model raised: these requests end, the others and the engine go on
@@ -253,11 +252,11 @@ class Engine:
         self._steps += 1
         computed = self.now()
         event = self._describe(plan)
+        self._account(event, plan, result)
         sealed = self._advance(plan)
         event.sealed = [block for block, *_ in sealed]
         deltas = self._say(result, computed)
         event.waiting = len(self.scheduler.waiting)
-        self._account(event, spans, result)
         event.schedule_s = scheduled - start
         self._account_moves(event, plan, moved - scheduled)
         end = self.now()
@@ -311,7 +310,7 @@ class Engine:
     def _say(self, result: StepResult, now: float) -> list[Delta]:
         """One new token for each request that has computed all it knew."""
         deltas = []
-        for row, (request, token) in enumerate(result.sampled.items()):
+        for row, (request, token) in enumerate(zip(result.requests, result.tokens, strict=True)):
             if token < 0:
                 message = "the model's logits are not finite (NaN or infinity); try another dtype"
                 deltas.append(Delta(request=request.number, finish_reason="error", message=message))
@@ -323,7 +322,7 @@ class Engine:
             request.t_last = now
             delta = Delta(request=request.number, token_ids=[token])
             if request.params.logprobs is not None:
-                delta.logprobs = [self._logprob(result.logits[row], token, request.params.logprobs)]
+                delta.logprobs = (self._logprob(result.logits[row], token, request.params.logprobs),)
             self._continue_text(request, token, delta)
             deltas.append(delta)
         return deltas
@@ -392,8 +391,9 @@ class Engine:
         self._emit(Fault(message=f"a step failed, its {len(lost)} requests were ended: {message}"))
         return [self._finish(request, "error", Delta(request=request.number, message=message)) for request in lost]
 
-    def _account(self, event: Step, spans: Iterable[tuple[int, int]], result: StepResult) -> None:
-        cost = self.shape.step_cost(spans, len(result.sampled))
+    def _account(self, event: Step, plan: Plan, result: StepResult) -> None:
+        spans = zip(plan.work.values(), map(_computed, plan.work), strict=True)
+        cost = self.shape.step_cost(spans, len(result.tokens))
         event.flops, event.attention_flops = float(cost.flops), float(cost.attention_flops)
         event.weight_bytes, event.activation_bytes = cost.weight_bytes, cost.activation_bytes
         event.kv_read_bytes, event.kv_write_bytes = cost.kv_read_bytes, cost.kv_write_bytes

@@ -47,13 +47,16 @@ class Usage(msgspec.Struct, kw_only=True):
     e2e_s: float | None = None
 
 
-class Delta(msgspec.Struct, kw_only=True):
-    """What one step added to one request. The last one carries `finish_reason` and `usage`."""
+class Delta(msgspec.Struct, kw_only=True, gc=False):
+    """What one step added to one request. The last one carries `finish_reason` and `usage`.
+
+    Hundreds of them a step: nothing in one points back to it, so the garbage collector need not look at them.
+    """
 
     request: int
     text: str = ""
     token_ids: list[int] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None  # stop | length | abort | error
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     message: str = ""  # with finish_reason "error"

@@ -18,7 +18,7 @@ from backend.engine.gpu.graphs import Capture, Columns, DecodeGraphs, sizes
 from backend.engine.gpu.spans import Spans
 from backend.engine.kv_cache import KVCache
 from backend.engine.request import Request
-from backend.engine.sampling import sample
+from backend.engine.sampling import all_plain, sample
 from backend.engine.scheduler import Plan
 from backend.engine.timer import ForwardTimer
 from backend.engine.upload import upload
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepResult:
-    """Tokens for the requests that computed all they know, in the plan's order, with the times it took (seconds)."""
+    """Tokens for the requests that computed all they know, with the times it took (seconds)."""
 
-    sampled: dict[Request, int]  # -1: its logits were not finite
-    logits: torch.Tensor | None  # [S, V] float32 in the order of `sampled`, for log probabilities
+    requests: list[Request]
+    tokens: list[int]  # one for each of `requests`; -1: its logits were not finite
+    logits: torch.Tensor | None  # [S, V] float32, for log probabilities
     build_s: float
     forward_s: float
     sample_s: float
@@ -47,7 +48,8 @@ class _Decoded(NamedTuple):
     work: list[Request]  # in the plan's order
     singles: list[Request]  # in the order of the columns
     columns: Columns
-    tokens: list[int]
+    tokens: np.ndarray  # [S], in the order of `singles`
+    plain: bool  # nobody among them asks for more than the best token
 
 
 _row, _computed = attrgetter("row"), attrgetter("computed")
@@ -140,7 +142,8 @@ class TorchRunner:
         start = time.perf_counter()
         if plan.moved:
             self._tables.update({request: kept for request, kept in plan.moved.items() if request in plan.work})
-        singles, columns = self._following(plan) or self._gathered(plan)
+        before = self._following(plan)
+        singles, columns = (before.singles, before.columns) if before else self._gathered(plan)
         # Those among them that compute all they know.
         requests = singles if plan.decode_only else [r for r in singles if r.computed + 1 == len(r.tokens)]
         step = None
@@ -150,17 +153,19 @@ class TorchRunner:
         timer = ForwardTimer(self.device)
         logits = self._graphs.run(columns) if step is None else self._forward(ids, positions, step, last_rows)
         timer.stop()
-        sampled: dict[Request, int] = {}
+        tokens: list[int] = []
         if requests:
-            tokens, logits = sample(logits, requests, self.loaded.stop_ids)
-            sampled = dict(zip(requests, tokens, strict=True))
+            plain = before.plain if before else all_plain(requests)
+            chosen, logits = sample(logits, requests, self.loaded.stop_ids, plain)
             if plan.decode_only:
-                self._before = _Decoded(list(plan.work), singles, columns, tokens)
+                self._before = _Decoded(list(plan.work), singles, columns, chosen, plain)
+            tokens = chosen.tolist()
         forward_s = timer.seconds()
         end = time.perf_counter()
         # On a GPU the host saw only launches, and an event pair a layer would cost launches of its own.
         attention_s = step.seconds if step and self.device.type == "cpu" else 0.0
-        return StepResult(sampled, logits, built - start, forward_s, max(0.0, end - built - forward_s), attention_s)
+        sample_s = max(0.0, end - built - forward_s)
+        return StepResult(requests, tokens, logits, built - start, forward_s, sample_s, attention_s)
 
     def _forward(self, ids, positions, step: attention.Step, rows) -> torch.Tensor:
         """Logits of `rows`, a tensor of indices into the step; 0: of all."""
@@ -188,13 +193,12 @@ class TorchRunner:
         ids = np.array([r.tokens[r.computed] for r in singles], dtype=np.int64)
         return singles, self._columns(ids, positions, rows)
 
-    def _following(self, plan: Plan) -> tuple[list[Request], Columns] | None:
-        """The same from the step before; None where it tells nothing of this one."""
+    def _following(self, plan: Plan) -> _Decoded | None:
+        """The step before with the columns of this one; None where it tells nothing of this one."""
         before, self._before = self._before, None
         if not before or not plan.decode_only or before.work != list(plan.work):
             return None
-        ids = np.array(before.tokens, dtype=np.int64)
-        return before.singles, self._columns(ids, before.columns.lengths, before.columns.rows)
+        return before._replace(columns=self._columns(before.tokens, before.columns.lengths, before.columns.rows))
 
     def _columns(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> Columns:
         block_size = self.config.block_size

@@ -18,14 +18,21 @@ _plain = attrgetter("plain")
 NUCLEUS_GUESS = 256  # a nucleus is nearly always smaller; sorting a whole vocabulary costs a hundred times more
 
 
-def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[int]) -> tuple[list[int], torch.Tensor]:
-    """[S, V] logits -> S token ids, -1 where the best logit is not finite, and the [S, V] float32 logits that they were
-    chosen from (before temperature).
+def all_plain(requests: list[Request]) -> bool:
+    """Does nobody ask for more than the best token? True of the same requests for good."""
+    return all(map(_plain, requests))
+
+
+def sample(
+    logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[int], plain: bool | None = None
+) -> tuple[np.ndarray, torch.Tensor]:
+    """[S, V] logits -> S token ids (int64), -1 where the best logit is not finite, and the [S, V] float32 logits that
+    they were chosen from (before temperature). plain: `all_plain(requests)`, where that is known.
 
     The host waits for the device once, at the end; a nucleus that must be looked for (top-p) makes it wait once more.
     """
     logits = logits.float()
-    if logits.device.type == "cpu" and all(map(_plain, requests)):
+    if logits.device.type == "cpu" and (all_plain(requests) if plain is None else plain):
         return _greedy(logits.numpy()), logits
     special = [(row, request) for row, request in enumerate(requests) if not request.plain]
     for row, request in special:
@@ -44,13 +51,13 @@ def sample(logits: torch.Tensor, requests: list[Request], stop_ids: frozenset[in
             temperature = _column([r.params.temperature for r in among], np.float32, logits.device)
             where = upload(np.array(rows), logits.device)
             chosen[where] = draw(logits[where] / temperature, among)
-    return torch.where(best.isfinite(), chosen, -1).tolist(), logits
+    return torch.where(best.isfinite(), chosen, -1).cpu().numpy(), logits
 
 
-def _greedy(logits: np.ndarray) -> list[int]:
+def _greedy(logits: np.ndarray) -> np.ndarray:
     """[S, V] -> where the largest number of each row stands, -1 where it is not finite."""
     best, where = _largest(logits)
-    return np.where(np.isfinite(best), where, -1).tolist()
+    return np.where(np.isfinite(best), where, -1)
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,22 +60,17 @@ class Scheduler:
         self.wave.discard(request)
 
     def schedule(self) -> Plan:
-        plan = Plan()
-        work, budget, block_size = plan.work, self.config.token_budget, self.config.block_size
-        decoding: list[Request] = []
-        chunked: list[Request] = []
-        enough = len(self.running) <= budget
-        for request in self.running:
-            known = len(request.tokens)
-            if known - request.computed != 1:
-                chunked.append(request)
+        running, budget, block_size = self.running, self.config.token_budget, self.config.block_size
+        served: list[Request] = []
+        if self.config.kv_cache and len(running) <= budget:
             # Most of all steps of most requests: one more token, into a block that it has.
-            elif enough and known <= len(request.table) * block_size:
-                work[request] = 1
-            else:
-                decoding.append(request)
+            served = [r for r in running if r.decoding and r.computed < len(r.table) * block_size]
+        plan = Plan(dict.fromkeys(served, 1))
+        work = plan.work
+        others = [r for r in running if r not in work] if len(work) < len(running) else []
+        chunked = [r for r in others if r.to_compute > 1]
         budget -= len(work)
-        for request in decoding + chunked:
+        for request in [r for r in others if r.to_compute == 1] + chunked:
             if not request.admitted:  # preempted in this very step
                 continue
             tokens = self._portion(request.to_compute, budget)

@@ -71,7 +71,7 @@ def self_check(loaded: LoadedModel, expected: list[torch.Tensor] | None = None, 
             request.tokens = ids[: request.computed + count]
             plan.work[request] = count
         result = runner.execute(plan)
-        for row, request in enumerate(result.sampled):
+        for row, request in enumerate(result.requests):
             want = expected[request.number][request.known - 1]
             error = float((result.logits[row] - want).norm() / want.norm())
             if not error < TOLERANCE[loaded.dtype]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -119,7 +120,7 @@ class CompletionDialect:
             }
         ]
 
-    def _logprobs(self, choice: Choice, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not logprobs:
             return None
         offsets = []
@@ -175,7 +176,7 @@ class ChatDialect:
         )
         return pieces
 
-    def _logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not logprobs:
             return None
         return {

@@ -90,7 +90,7 @@ class PacedRunner:
             if request.computed + tokens == request.known
         }
         forward_s = time.perf_counter() - started
-        return StepResult(said, None, 0.0, forward_s, 0.0, attention_s=0.2 * forward_s)
+        return StepResult(list(said), list(said.values()), None, 0.0, forward_s, 0.0, attention_s=0.2 * forward_s)
 
 
 def ceilings(read: float = 20e9) -> Ceilings:

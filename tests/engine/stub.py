@@ -19,6 +19,10 @@ def next_token(request: Request) -> int:
     return (sum((i + 1) * t for i, t in enumerate(request.tokens[-40:])) + len(request.tokens)) % (VOCABULARY - 32) + 32
 
 
+def _said(complete: list[Request]) -> StepResult:
+    return StepResult(complete, [next_token(request) for request in complete], None, 0.0, 0.0, 0.0)
+
+
 class StubRunner:
     """Checks that K and V would be right: each scheduled position must follow on what was computed, in blocks that
     only this request may write."""
@@ -61,7 +65,7 @@ class StubRunner:
             time.sleep(self.step_s)
         if not self.kv_cache:
             assert all(request.computed == 0 and not request.table for request in plan.work)
-            return StepResult({r: next_token(r) for r, n in plan.work.items() if n == r.known}, None, 0.0, 0.0, 0.0)
+            return _said([r for r, n in plan.work.items() if n == r.known])
         for request, count in plan.work.items():
             for position in range(request.computed, request.computed + count):
                 self.slots[self._slot(request, position)] = (position, request.tokens[position])
@@ -71,8 +75,7 @@ class StubRunner:
                 assert self.slots.get(self._slot(request, position)) == expected, (
                     f"request {request.number} would attend to a wrong token at position {position}"
                 )
-        complete = [r for r, n in plan.work.items() if r.computed + n == r.known]
-        return StepResult({r: next_token(r) for r in complete}, None, 0.0, 0.0, 0.0)
+        return _said([r for r, n in plan.work.items() if r.computed + n == r.known])
 
     def _slot(self, request: Request, position: int) -> int:
         return request.table[position // self.block_size] * self.block_size + position % self.block_size

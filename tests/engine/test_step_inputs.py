@@ -27,7 +27,7 @@ def compared(monkeypatch) -> list[int]:
         found = following(self, plan)
         if found:
             gathered, wanted = self._gathered(plan)
-            singles, columns = found
+            singles, columns = found.singles, found.columns
             assert set(singles) == set(gathered) and len(singles) == len(gathered)
             for name, given, right in zip(columns._fields, columns, wanted, strict=True):
                 np.testing.assert_array_equal(np.sort(given), np.sort(right), err_msg=name)

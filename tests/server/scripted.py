@@ -74,8 +74,10 @@ class Parrot:
             token = request.tokens[request.known - request.prompt_tokens]
             logits[row, EOS if token == 0 else token] = 20.0
             logits[row, (token + 1) % 256] = 10.0
-        tokens, logits = sample(logits, ready, {EOS}) if ready else ([], None)
-        return StepResult(dict(zip(ready, tokens, strict=True)), logits, 1e-6, 1e-5, 1e-6)
+        if not ready:
+            return StepResult([], [], None, 1e-6, 1e-5, 1e-6)
+        tokens, logits = sample(logits, ready, {EOS})
+        return StepResult(ready, tokens.tolist(), logits, 1e-6, 1e-5, 1e-6)
 
 
 class Bird:

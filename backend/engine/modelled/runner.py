@@ -43,5 +43,5 @@ class ModelledRunner:
         complete = [r for r, count in plan.work.items() if r.computed + count == r.known]
         seconds = self.machine.step(spans, len(complete)).estimate_s
         self.clock.spend(seconds)
-        said = {r: self.words[(self.seed + r.number * 7 + r.output_tokens) % len(self.words)] for r in complete}
-        return StepResult(said, None, build_s=0.0, forward_s=seconds, sample_s=0.0)
+        said = [self.words[(self.seed + r.number * 7 + r.output_tokens) % len(self.words)] for r in complete]
+        return StepResult(complete, said, None, build_s=0.0, forward_s=seconds, sample_s=0.0)
