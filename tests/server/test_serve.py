@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backend.models.errors import ModelError
+from backend.server.serve import uncollected
 from tests.server.conftest import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,3 +157,23 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path):
         url = f"http://127.0.0.1:{first['port']}"
         eventually(lambda: "mamba" in httpx.get(f"{url}/health", timeout=30).text, "the reason", deadline_s=180)
         assert httpx.get(f"{url}/v1/models").json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_boot_is_not_walked_by_the_garbage_collector_and_what_it_made_never(fails):
+    kept = []
+
+    def boot(emit, say):
+        assert not gc.isenabled()
+        kept.append([])
+        if fails:
+            raise ModelError("no such model")
+        return "loop", "loaded"
+
+    try:
+        with pytest.raises(ModelError) if fails else contextlib.nullcontext():
+            assert uncollected(boot)(print, print) == ("loop", "loaded")
+        assert gc.isenabled()
+        assert not any(made is kept[0] for made in gc.get_objects())
+    finally:
+        gc.unfreeze()
