@@ -154,7 +154,8 @@ def case(kernels, request):
     loaded = load_tiny()
     want = [reference(loaded, text, NEW) for text in texts]
     if request.param:
-        assert fused.fuse(loaded.model) == 11  # two norms, MLP, attention and the whole a layer, and the last norm
+        # Two norms, MLP, attention and the whole a layer; the last norm; all but the head.
+        assert fused.fuse(loaded.model) == 12
         assert pack_linears(loaded.model) == 1  # the head
     else:
         assert pack_linears(loaded.model) == 15  # seven a layer, and the head
@@ -232,6 +233,37 @@ def test_every_family_passes_its_check_with_what_can_be_fused(kernels, name):
     self_check(loaded, expected, native_attention=True)
     if name.startswith(("llama", "mistral", "qwen2")):
         assert count
+
+
+@pytest.mark.parametrize("kept", [0, 40, 8192])
+@pytest.mark.parametrize("rope", ["default", "linear", "dynamic"])
+def test_angles_are_the_models_own_whether_they_are_kept_or_not(kernels, monkeypatch, rope, kept):
+    monkeypatch.setattr(fused, "POSITIONS", kept)
+    config = LLAMA | {"rope_parameters": {"rope_type": rope, "rope_theta": 10_000.0, "factor": 2.0}}
+    texts = prompts(4, 60, 512)
+    loaded = load_tiny(config)
+    want = [reference(loaded, text, NEW) for text in texts]
+    assert fused.fuse(loaded.model) == 12
+    assert len(loaded.model.model.cos) == (0 if rope == "dynamic" else min(kept, 512))
+    engine = tiny_engine(loaded, native_attention=True)
+    requests = [engine.submit(t, SamplingParams(max_tokens=NEW, temperature=0.0), id="x")[0] for t in texts]
+    said = run(engine)
+    for request, expected in zip(requests, want, strict=True):
+        assert_same(ids(said[request.number]), expected, rope)
+
+
+def test_a_model_that_does_more_than_its_layers_stays(kernels):
+    loaded = load_tiny()
+
+    class LlamaModel(type(loaded.model.model)):
+        """With Granite's factor, under the name of one without."""
+
+        def forward(self, input_ids=None, **others):
+            return super().forward(inputs_embeds=12 * self.embed_tokens(input_ids), **others)
+
+    loaded.model.model.__class__ = LlamaModel
+    assert fused.fuse(loaded.model) == 11
+    assert type(loaded.model.model) is LlamaModel
 
 
 def test_a_module_that_only_looks_like_one_stays(kernels):
@@ -318,12 +350,12 @@ def test_the_pool_is_read_in_place_where_the_kernel_knows_the_layer(kernels, mon
 def test_a_step_of_single_tokens_is_one_operation_a_layer(kernels):
     loaded, events, whole = load_tiny(), [], []
     fused.fuse(loaded.model)
-    for layer in loaded.model.model.layers:
-        layer.plain.register_forward_hook(lambda *_: whole.append(1))
+    for module in (loaded.model.model, *loaded.model.model.layers):
+        module.plain.register_forward_hook(lambda *_: whole.append(1))
     engine = tiny_engine(loaded, events, native_attention=True)
     engine.submit(list(range(5)), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), id="x")
     run(engine)
-    assert len(whole) == 2  # the prompt's step went through the two layers part by part
+    assert len(whole) == 3  # the prompt's step went through transformers' model and its two layers part by part
     steps = [event for event in events if isinstance(event, Step)]
     assert len(steps) == 8 and all(0 < step.attention_s < step.forward_s for step in steps)
 
