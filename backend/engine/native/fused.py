@@ -1,4 +1,5 @@
-"""Norms, gated MLPs and attention projections of a transformers model as one compiled operation each.
+"""Norms, gated MLPs and attention projections of a transformers model as one compiled operation each. In steps in which
+every request has one new token whole layers are, with nothing between them.
 
 A module is replaced only when its replacement computes the same on random input: class names say too little, and code
 changes with versions. What is not known, or answers otherwise, stays as it is. Float32 on the CPU, inference only;
