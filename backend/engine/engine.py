@@ -320,7 +320,7 @@ class Engine:
             if request.t_first is None:
                 request.t_first = now
             request.t_last = now
-            delta = Delta(request=request.number, token_ids=[token])
+            delta = Delta(request=request.number, token_ids=(token,))
             if request.params.logprobs is not None:
                 delta.logprobs = (self._logprob(result.logits[row], token, request.params.logprobs),)
             self._continue_text(request, token, delta)

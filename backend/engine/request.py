@@ -55,7 +55,7 @@ class Delta(msgspec.Struct, kw_only=True, gc=False):
 
     request: int
     text: str = ""
-    token_ids: list[int] = []
+    token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None  # stop | length | abort | error
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it

@@ -211,11 +211,11 @@ class TorchRunner:
         rows, lengths = columns.rows, columns.lengths
         ids, positions, slots = [columns.ids], [columns.positions], [columns.slots]
         spans, at = [], len(singles)
-        ends = list(range(at))  # the last rows of those who compute all they know
-        if len(requests) < at:
+        cached, whole = self.config.kv_cache, at == len(plan.work)
+        ends = range(at)  # the last rows of those who compute all they know
+        if not whole or len(requests) < at:
             ends = [row for row, r in enumerate(singles) if r.computed + 1 == len(r.tokens)]
-        cached = self.config.kv_cache
-        for request in () if at == len(plan.work) else [r for r, n in plan.work.items() if n > 1 or not cached]:
+        for request in () if whole else [r for r, n in plan.work.items() if n > 1 or not cached]:
             first, end = request.computed, request.computed + plan.work[request]
             blocks = tables[request.row, : -(-end // block_size)]
             where = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:end]

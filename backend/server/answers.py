@@ -59,7 +59,7 @@ class Choice:
             },
         }
 
-    def token_ids(self, new: list[int]) -> dict[str, Any]:
+    def token_ids(self, new: Sequence[int]) -> dict[str, Any]:
         return {"token_ids": new} if self.wants_ids else {}
 
 
