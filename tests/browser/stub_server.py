@@ -84,13 +84,10 @@ class PacedRunner:
     def execute(self, plan) -> StepResult:
         started = time.perf_counter()
         time.sleep(self.step_s)
-        said = {
-            request: self.words.ids[f" {ANSWER[(request.number + request.output_tokens) % len(ANSWER)]}"]
-            for request, tokens in plan.work.items()
-            if request.computed + tokens == request.known
-        }
+        complete = [r for r, tokens in plan.work.items() if r.computed + tokens == r.known]
+        said = [self.words.ids[f" {ANSWER[(r.number + r.output_tokens) % len(ANSWER)]}"] for r in complete]
         forward_s = time.perf_counter() - started
-        return StepResult(list(said), list(said.values()), None, 0.0, forward_s, 0.0, attention_s=0.2 * forward_s)
+        return StepResult(complete, said, None, 0.0, forward_s, 0.0, attention_s=0.2 * forward_s)
 
 
 def ceilings(read: float = 20e9) -> Ceilings:

@@ -9,6 +9,7 @@ weights in bfloat16 stay in memory as they are, and the comparison is made with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -167,37 +168,32 @@ def fuse(model: nn.Module) -> int:
     """
     if hasattr(model, "set_attn_implementation"):
         attention.put_under(model)
+    return sum(_replace(model, replacement) for replacement in (_part, _layer, _model))
+
+
+def _replace(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
+    """Puts what computes the same in the place of each module that has a replacement, and returns how many had."""
     found = [(parent, name, child) for parent in list(model.modules()) for name, child in parent.named_children()]
     replaced = 0
     for parent, name, child in found:
-        replacement = _replacement(child)
-        if replacement is None:
-            continue
-        for module in child.modules():
-            if type(module) is nn.Linear:
-                release(module)
-        setattr(parent, name, replacement)
-        replaced += 1
-    return replaced + _fuse_layers(model) + _fuse_models(model)
-
-
-def _fuse_models(model: nn.Module) -> int:
-    replaced = 0
-    for name, child in list(model.named_children()):
-        layers = getattr(child, "layers", None)
-        if type(child).__name__ not in MODELS or not isinstance(layers, nn.ModuleList) or not len(layers):
-            continue
-        if any(type(layer) is not DecoderLayer for layer in layers) or type(child.norm) is not RMSNorm:
-            continue
-        try:
-            made = Decoder(child)
-            same = _same_model(child, made)
-        except UNLIKE:
-            continue
-        if same:
-            setattr(model, name, made)
+        made = replacement(child)
+        if made is not None:
+            setattr(parent, name, made)
             replaced += 1
     return replaced
+
+
+def _model(plain: nn.Module) -> nn.Module | None:
+    layers = getattr(plain, "layers", None)
+    if type(plain).__name__ not in MODELS or not isinstance(layers, nn.ModuleList) or not len(layers):
+        return None
+    if any(type(layer) is not DecoderLayer for layer in layers) or type(plain.norm) is not RMSNorm:
+        return None
+    try:
+        made = Decoder(plain)
+        return made if _same_model(plain, made) else None
+    except UNLIKE:
+        return None
 
 
 def _same_model(plain: nn.Module, fused: Decoder) -> bool:
@@ -224,18 +220,12 @@ def _singles_step() -> attention.Step:
     return step
 
 
-def _fuse_layers(model: nn.Module) -> int:
-    found = [(parent, name, child) for parent in list(model.modules()) for name, child in parent.named_children()]
-    replaced = 0
-    for parent, name, child in found:
-        parts = [getattr(child, part, None) for part in LAYER_PARTS]
-        if type(child).__name__ not in LAYERS or [type(p) for p in parts] != [RMSNorm, Attention, RMSNorm, GatedMLP]:
-            continue
-        made = DecoderLayer(child)
-        if _same_layer(child, made):
-            setattr(parent, name, made)
-            replaced += 1
-    return replaced
+def _layer(plain: nn.Module) -> nn.Module | None:
+    parts = [getattr(plain, part, None) for part in LAYER_PARTS]
+    if type(plain).__name__ not in LAYERS or [type(p) for p in parts] != [RMSNorm, Attention, RMSNorm, GatedMLP]:
+        return None
+    made = DecoderLayer(plain)
+    return made if _same_layer(plain, made) else None
 
 
 def _same_layer(plain: nn.Module, fused: DecoderLayer) -> bool:
@@ -257,8 +247,8 @@ def _same_layer(plain: nn.Module, fused: DecoderLayer) -> bool:
     return all(_close(a, b) for a, b in zip(*told, strict=True))
 
 
-def _replacement(plain: nn.Module) -> nn.Module | None:
-    """What computes the same as `plain`, or None."""
+def _part(plain: nn.Module) -> nn.Module | None:
+    """A norm, MLP or attention that computes the same, with weights of its own: those of `plain` are released."""
     dtype = next((p.dtype for p in plain.parameters()), None)
     for fits, fused, same in (
         (_is_norm, RMSNorm, _same_rows),
@@ -269,6 +259,9 @@ def _replacement(plain: nn.Module) -> nn.Module | None:
             try:
                 made = fused(plain)
                 if same(plain.float(), made):
+                    for module in plain.modules():
+                        if type(module) is nn.Linear:
+                            release(module)
                     return made
             except UNLIKE:
                 pass
