@@ -2,9 +2,9 @@
 
 A step is one flattened sequence [1, T]. Each attention layer writes the new K and V to the pool first, then attends:
 requests with one new token together, longer spans one by one. There is never a mask over the whole flattened step,
-whose cost would grow with the square of the batch. Single tokens are computed by the compiled kernel, which reads the
-pool in place, where there is one (native/ for the CPU, gpu/ for a GPU) and it knows the layer's kind of attention; else
-in groups of like length by torch.
+whose cost would grow with the square of the batch. Both are computed by compiled kernels, which read the pool in place,
+where there are any (native/ for the CPU, gpu/ for a GPU) and they know the layer's kind of attention; else by torch,
+single tokens in groups of like length.
 
 No mask function is registered under our name, so transformers builds no mask; calling the model outside a step would
 let tokens see their future, and therefore raises.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,47 +101,18 @@ class Span:
         return self.masks[window]
 
 
-@dataclass(slots=True)
-class Singles:
-    """All requests with one new token, rows [0, B) of the step, as the compiled kernel wants them."""
-
-    tables: torch.Tensor  # int32 [B, blocks]
-    lengths: torch.Tensor  # int32 [B], tokens to attend to, the new one included
-    longest: int
-    block_size: int
-
-    def attend(self, query, keys, values, scale, window, softcap, sinks) -> torch.Tensor | None:
-        """[1, Hq, T, D] -> [B, Hq, D] of the first B tokens, or None where the kernel does not know the layer: it knows
-        float32 on the CPU (K and V may be kept in bfloat16), whole contexts, K and V heads of one usual size."""
-        size = query.shape[-1]
-        known = (
-            query.dtype == torch.float32
-            and keys.dtype == values.dtype
-            and keys.dtype in (torch.float32, torch.bfloat16)
-            and query.device.type == "cpu"
-            and size % 16 == 0
-            and size <= 256
-            and keys.shape == values.shape
-            and self.see(window)
-            and softcap is None
-            and sinks is None
-        )
-        if not known:
-            return None
-        return torch.ops.kvscope.paged_decode(
-            query[0, :, : len(self.lengths)].transpose(0, 1), keys, values, self.tables, self.lengths,
-            self.block_size, scale,
-        )  # fmt: skip
-
-    def see(self, window: int | None) -> bool:
-        """Does a window of so many tokens hide nothing from them?"""
-        return not window or self.longest <= window
-
-
 class CompiledSingles(Protocol):
-    """`Singles` here, for the CPU, and in gpu/paged.py."""
+    """`Singles` in native/paged.py, for the CPU, and in gpu/paged.py."""
 
     def attend(self, query, keys, values, scale, window, softcap, sinks) -> torch.Tensor | None: ...
+
+
+class CompiledSpans(Protocol):
+    """`Spans` in native/paged.py, for the CPU, and in gpu/spans.py."""
+
+    first: int  # the rows of the step from there on
+
+    def attend(self, query, key, value, kv_cache, layer, scale, window, softcap, sinks) -> torch.Tensor | None: ...
 
 
 def copy_in(key_pool, value_pool, slots, key, value) -> None:
@@ -159,7 +130,7 @@ class Step:
     groups: Iterable[Group]
     spans: list[Span]
     singles: CompiledSingles | None = None  # the groups' requests once more, where a compiled kernel is to be used
-    ragged: Any = None  # the spans once more (gpu.spans.Spans), where flash attention is to be used
+    ragged: CompiledSpans | None = None  # the spans once more, where a compiled kernel is to be used
     write: Callable = copy_in  # how K and V get into the pool
     captured: bool = False  # by a CUDA graph: what would go by groups and spans is not there
     seconds: float = 0.0  # that attention took in all layers, K and V written and read; on a GPU only the launches
@@ -226,25 +197,26 @@ def attend(
         answer = step.singles.attend(query, keys, values, scale, sliding_window, softcap, s_aux)
     if answer is None and step.captured:
         raise RuntimeError(f"the kernel does not know the attention of layer {module.layer_idx}")
-    if answer is not None and not step.spans:
-        step.seconds += time.perf_counter() - start
-        return answer[None], None
+    spans, ragged = step.spans, None
+    if step.ragged is not None:
+        ragged = step.ragged.attend(
+            query, key, value, step.cache, module.layer_idx, scale, sliding_window, softcap, s_aux
+        )
+    for whole in (answer, ragged):
+        if whole is not None and len(whole) == query.shape[2]:
+            step.seconds += time.perf_counter() - start
+            return whole[None], None
     out = query.new_empty(query.shape[2], heads, value.shape[-1])
     if answer is not None:
         out[: len(answer)] = answer
+    if ragged is not None:
+        out[step.ragged.first :], spans = ragged, []
     for group in step.groups if answer is None else ():
         rows = slice(group.first, group.first + len(group.lengths))
         # The query heads of one KV head become rows of one small matrix: K and V are read once, not once a query head.
         q = query[0, :, rows].transpose(0, 1).unflatten(1, (kv_heads, heads // kv_heads))
         k, v = (x.transpose(1, 2).to(q.dtype) for x in step.cache.gather(module.layer_idx, group.slots))
         out[rows] = _attention(q, k, v, group.mask(sliding_window), scale, extras, kv_heads).flatten(1, 2)
-    spans = step.spans
-    if step.ragged is not None:
-        answer = step.ragged.attend(
-            query, key, value, partial(step.cache.gather, module.layer_idx), scale, sliding_window, softcap, s_aux
-        )
-        if answer is not None:
-            out[step.ragged.first :], spans = answer, []
     for span in spans:
         rows = slice(span.first, span.first + span.length)
         q = query[:, :, rows]

@@ -39,7 +39,7 @@ def build(loaded: LoadedModel, switches: dict, emit: Callable[[Event], None], ke
     """
     narrow(kernels, loaded)
     chosen = choose(kernels, loaded)
-    loaded.computes_in = torch.float32 if chosen.half else loaded.dtype
+    loaded.computes_in = torch.float32 if chosen.widens else loaded.dtype
     # All that is read off the model's own layers comes before they are replaced.
     shape, info = model_shape(loaded), loaded.info()
     with chosen.widened(loaded.model):

@@ -44,9 +44,14 @@ class Chosen:
     packed_linear: bool
     fused: bool
     reason: str  # why a kernel that was left to us is not used; "" when there is nothing to say
-    half: bool = False  # weights, K and V in bfloat16, computed in float32
+    half: bool = False  # weights, K and V in bfloat16
     triton_attention: bool = False
     cuda_graphs: bool = False
+
+    @property
+    def widens(self) -> bool:
+        """Is what is stored in bfloat16 computed in float32?"""
+        return self.half and not (self.packed_linear and native.multiplies_bfloat16())
 
     def paths(self) -> dict[str, Any]:
         """What TorchRunner is told."""
@@ -63,14 +68,14 @@ class Chosen:
 
     @contextmanager
     def widened(self, model: torch.nn.Module) -> Iterator[None]:
-        """The model that is to be reproduced: what is stored in bfloat16 is computed in float32 here already."""
+        """The model that is to be reproduced: what is stored in bfloat16 is computed as the kernels do here already."""
         if not self.half:
             yield
             return
         from backend.engine.native.linear import LinearInFloat32, widen
 
         widen(model)
-        with LinearInFloat32():
+        with LinearInFloat32(rounded=not self.widens):
             yield
 
     def apply(self, model: torch.nn.Module) -> list[str]:
@@ -158,13 +163,20 @@ def _obstacle(loaded: LoadedModel, wanted: Kernels) -> str:
     if loaded.dtype == torch.bfloat16:
         if wanted.linear == "plain":
             return "bfloat16 is widened to float32 in packed layers only; leave --linear to auto"
-        if cpu_has_bf16() and wanted.linear != "packed":
-            return "this CPU multiplies bfloat16 itself; --linear packed takes the compiled ones"
         if (share := _packable_share(loaded.model)) < PACKABLE_SHARE:
             return (
                 f"only {share:.0%} of the weights are in linear layers that can be packed; start with --dtype float32"
             )
-    return native.load()
+    if missing := native.load():
+        return missing
+    if (
+        loaded.dtype == torch.bfloat16
+        and wanted.linear != "packed"
+        and cpu_has_bf16()
+        and not native.multiplies_bfloat16()
+    ):
+        return "this CPU multiplies bfloat16 in a way that they do not know; --linear packed takes them all the same"
+    return ""
 
 
 def _packable_share(model: torch.nn.Module) -> float:

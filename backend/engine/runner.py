@@ -17,6 +17,7 @@ from backend.engine.config import EngineConfig
 from backend.engine.gpu.graphs import Capture, Columns, DecodeGraphs, sizes
 from backend.engine.gpu.spans import Spans
 from backend.engine.kv_cache import KVCache
+from backend.engine.native import paged as native
 from backend.engine.request import Request
 from backend.engine.sampling import all_plain, sample
 from backend.engine.scheduler import Plan
@@ -177,7 +178,7 @@ class TorchRunner:
     def _decode(self, columns: Columns) -> torch.Tensor:
         """The part of a decode step that a graph replays, on the graph's own memory."""
         singles = self._singles(columns.rows, columns.lengths, self.config.max_model_len)
-        step = attention.Step(self.cache, columns.slots, [], [], singles, self._paged.write, captured=True)
+        step = attention.Step(self.cache, columns.slots, [], [], singles, write=self._paged.write, captured=True)
         return self._forward(columns.ids, columns.positions, step, 0)
 
     def _singles(self, rows: torch.Tensor, lengths: torch.Tensor, longest: int) -> attention.CompiledSingles:
@@ -235,13 +236,15 @@ class TorchRunner:
             if spans:
                 slots_of = [span.slots for span in spans]
                 step.ragged = Spans(spans[0].first, [s.length for s in spans], [s.context for s in spans], slots_of)
+        elif self.native_attention and spans:
+            step.ragged = native.Spans(spans)
         if self._paged and singles:
             longest = int(lengths[-1])
             step.singles = self._singles(upload(rows, self.device), upload(lengths, self.device), longest)
         elif self.native_attention and singles:
             longest = int(lengths[-1])
             own = torch.from_numpy(tables[rows, : -(-longest // block_size)].astype(np.int32))
-            step.singles = attention.Singles(own, torch.from_numpy(lengths.astype(np.int32)), longest, block_size)
+            step.singles = native.Singles(own, torch.from_numpy(lengths.astype(np.int32)), longest, block_size)
         last_rows = 0 if len(ends) == at else self._flat([np.array(ends, dtype=np.int64)])
         return self._flat(ids), self._flat(positions), last_rows, requests, step
 

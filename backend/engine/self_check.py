@@ -15,8 +15,9 @@ from backend.models.errors import ModelError
 if TYPE_CHECKING:
     from backend.models.loader import LoadedModel
 
-# Relative difference of logits, by dtype: rounding stays well below, attention to a wrong token far above.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+# Relative difference of logits, by dtype: rounding stays well below, attention to a wrong token far above. In bfloat16
+# rounding is 1 to 2 %, and 6 % where it sends a token of a mixture to another expert.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 LENGTHS = ((13, 11), (5, 9))  # two requests, each computed in two chunks and one single token
 
 

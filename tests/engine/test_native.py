@@ -13,7 +13,6 @@ from torch import nn
 
 from backend.engine import kernels as kernels_module
 from backend.engine import native
-from backend.engine.attention import Singles
 from backend.engine.build import build as build_engine
 from backend.engine.config import ConfigError
 from backend.engine.kernels import Chosen, Kernels, choose
@@ -21,6 +20,7 @@ from backend.engine.kv_cache import KVCache
 from backend.engine.native import __main__ as command
 from backend.engine.native import build, fused, linear
 from backend.engine.native.linear import PackedLinear, pack_linears
+from backend.engine.native.paged import Singles
 from backend.engine.request import SamplingParams
 from backend.engine.self_check import reference_logits, self_check
 from backend.events import Hello, Step
@@ -47,6 +47,11 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=max(1e-4, 1e-6 * largest))
 
 
+def seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a packed layer with weights of this dtype multiplies: on CPUs with arithmetic for bfloat16 x is rounded."""
+    return x.bfloat16().float() if dtype == torch.bfloat16 and native.multiplies_bfloat16() else x
+
+
 # ---- the kernels ---------------------------------------------------------------------------------------------------
 
 
@@ -63,14 +68,18 @@ def test_a_packed_linear_layer_is_a_linear_layer(kernels, rows, inputs, outputs,
         packed = PackedLinear(plain)
         assert packed.packed.dtype == dtype
         assert torch.equal(packed.weight, plain.weight)
-        close(packed(x), plain.double()(x.double()))
+        close(packed(x), plain.double()(seen(x, dtype).double()))
 
 
 def test_what_is_packed_in_half_the_bytes_is_rounded_as_torch_rounds(kernels):
     bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7FC00001, 0x7F800000, 0, 1]).int()
-    weight = torch.cat([bits.view(torch.float32), torch.randn(8)])[:, None]
-    packed = torch.ops.kvscope.pack(weight, True)[0, 0].unflatten(0, (8, 2)).t().flatten()
-    torch.testing.assert_close(packed, weight[:, 0].bfloat16(), rtol=0, atol=0, equal_nan=True)
+    plain = nn.Linear(1, 16, bias=False)
+    plain.weight.data = torch.cat([bits.view(torch.float32), torch.randn(8)])[:, None]
+    packed = linear.pack(plain, half=True)
+    want = plain.weight.data.bfloat16()
+    got = PackedLinear(plain)
+    got.packed = packed
+    torch.testing.assert_close(got.weight, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_is_packed_stays_whatever_is_packed_after_it(kernels, monkeypatch):
@@ -113,11 +122,57 @@ def test_paged_decode_is_attention(kernels, lengths, group, kv_heads, size, bloc
         close(got[row], torch.einsum("hl,lhd->hd", weights, values))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 90), context=st.sampled_from([0, 1, 37, 256, 700]), group=st.integers(1, 8),
+    kv_heads=st.integers(1, 3), size=st.sampled_from([16, 64, 80, 128, 256]), spread=st.sampled_from([0.1, 1.0, 8.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_span_attention_is_causal_attention(kernels, length, context, group, kv_heads, size, spread, dtype, seed):
+    torch.manual_seed(seed)
+    tokens = context + length
+    slots = torch.randperm(2 * tokens)[:tokens]
+    k, v = (torch.randn(2 * tokens, kv_heads, size).to(dtype) for _ in range(2))
+    # As fused layers leave them: the heads of a token together, K and V between them and the next one's.
+    q = torch.randn(length, kv_heads * (group + 2), size)[:, : kv_heads * group] * spread
+    got = torch.ops.kvscope.span_attention(q, k, v, slots, size**-0.5)
+    keys, values = (x[slots].double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("thd,lhd->htl", seen(q * size**-0.5, dtype).double(), keys)
+    late = torch.ones(length, tokens, dtype=torch.bool).triu(context + 1)
+    want = torch.einsum("htl,lhd->thd", scores.masked_fill(late, -torch.inf).softmax(-1), values)
+    if dtype == torch.bfloat16 and native.multiplies_bfloat16():  # weights of the values are rounded too
+        assert (got - want).norm() < 0.01 * want.norm()
+    else:
+        close(got, want)
+
+
+def test_a_span_sees_nothing_that_comes_later(kernels):
+    torch.manual_seed(0)
+    k, v = (torch.randn(300, 2, 64) for _ in range(2))
+    q, slots = torch.randn(120, 6, 64), torch.randperm(300)
+    before = torch.ops.kvscope.span_attention(q, k, v, slots, 0.125)
+    later = slots[180 + 50 + 1 :]
+    k[later], v[later] = torch.nan, 1e30
+    after = torch.ops.kvscope.span_attention(q, k, v, slots, 0.125)
+    assert torch.equal(before[: 50 + 1], after[: 50 + 1])
+
+
+def test_what_a_span_cannot_be_is_refused(kernels):
+    pool, q = torch.zeros(32, 1, 16), torch.zeros(2, 1, 16)
+    for slots in ([0, 32], [-1, 0]):
+        with pytest.raises(RuntimeError, match="is not in the pool"):
+            torch.ops.kvscope.span_attention(q, pool, pool, torch.tensor(slots), 1.0)
+    with pytest.raises(RuntimeError, match="one for each token"):
+        torch.ops.kvscope.span_attention(q, pool, pool, torch.tensor([0]), 1.0)
+    assert torch.ops.kvscope.span_attention(q[:0], pool, pool, torch.tensor([0]), 1.0).shape == (0, 1, 16)
+
+
 def test_what_is_not_a_number_stays_visible(kernels):
     k = v = torch.zeros(16, 1, 16)
     q = torch.full((1, 1, 16), torch.nan)
     table, length = torch.zeros(1, 1).int(), torch.tensor([9]).int()
     assert torch.ops.kvscope.paged_decode(q, k, v, table, length, 16, 1.0).isnan().all()
+    assert torch.ops.kvscope.span_attention(q, k, v, torch.arange(9), 1.0).isnan().all()
 
 
 def test_a_head_size_that_the_kernel_does_not_know_is_left_to_the_readable_path(kernels):
@@ -184,7 +239,9 @@ def test_answers_are_the_models_own(case, config):
 
 @pytest.mark.parametrize("config", [{}, {"num_blocks": 40, "block_size": 8, "chunk_size": 32}], ids=str)
 def test_weights_in_bfloat16_answer_as_the_same_weights_in_float32_do(kernels, config):
-    """Only K and V are rounded: the widest gap between two words that may change places is theirs."""
+    """Only K and V are rounded, and inputs where the CPU multiplies bfloat16: the widest gap between two words that may
+    change places is theirs."""
+    gap = 0.7 if native.multiplies_bfloat16() else 0.3  # of logits that lie within 20 of each other
     texts = prompts(8, 90, 512, shared=70)
     plain = load_tiny()
     plain.model.to(torch.bfloat16).float()
@@ -195,7 +252,7 @@ def test_weights_in_bfloat16_answer_as_the_same_weights_in_float32_do(kernels, c
     chosen = choose(Kernels("native", "packed", "fused"), loaded)
     with chosen.widened(loaded.model):
         for got, expected in zip(reference_logits(loaded), reference_logits(plain), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+            assert (got - expected).norm() < (0.05 if native.multiplies_bfloat16() else 1e-5) * expected.norm()
     assert chosen.apply(loaded.model) == [
         "packed bfloat16 weights, fused layers, native paged attention: compiled here for this CPU"
     ]
@@ -207,7 +264,7 @@ def test_weights_in_bfloat16_answer_as_the_same_weights_in_float32_do(kernels, c
     for request, (tokens, gaps) in zip(requests, want, strict=True):
         got = ids(said[request.number])
         parted = next((i for i, (a, b) in enumerate(zip(got, tokens, strict=False)) if a != b), None)
-        assert parted is None or gaps[parted] < 0.3, (got, tokens, gaps)
+        assert parted is None or gaps[parted] < gap, (got, tokens, gaps)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -7,14 +7,17 @@ shape of heads, on the device, before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from backend.engine.upload import upload
+
+if TYPE_CHECKING:
+    from backend.engine.kv_cache import KVCache
 
 TOLERANCE = 2e-2  # of random input of size 1, in half precision
 PROBE = ((7, 0), (5, 9), (70, 64))  # (new tokens, tokens before them)
@@ -32,17 +35,17 @@ class Spans:
         self._starts = [upload(s, slots[0].device) for s in starts] if len(lengths) > 1 else []
 
     def attend(
-        self, query, key, value, gather: Callable, scale: float, window: int | None, softcap, sinks
+        self, query, key, value, kv_cache: KVCache, layer: int, scale: float, window: int | None, softcap, sinks
     ) -> torch.Tensor | None:
         """q [1, Hq, T, D], k and v [1, Hkv, T, D] -> [T - first, Hq, D], or None where flash attention does not know
-        the layer. gather(slots): K and V of the pool, [slots, Hkv, D]."""
+        the layer. What stands in the pool is read from this layer of the cache."""
         if not knows(query, key, value) or softcap is not None or sinks is not None:
             return None
         if window and max(self.totals) > window:
             return None
         q, k, v = (x[0, :, self.first :].transpose(0, 1) for x in (query, key, value))
         if self._slots is not None:
-            k, v = gather(self._slots)
+            k, v = kv_cache.gather(layer, self._slots)
         kind = q.shape[1], k.shape[1], q.shape[2], q.dtype, q.device
         if len(self.lengths) > 1 and works("ragged", *kind):
             return ragged(q, k, v, *self._starts, max(self.lengths), max(self.totals), scale)

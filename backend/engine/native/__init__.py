@@ -30,3 +30,10 @@ def load() -> str:
         return f"{library} cannot be loaded ({error}); delete it, `python -m backend.engine.native` builds it anew"
     _loaded = True
     return ""
+
+
+def multiplies_bfloat16() -> bool:
+    """Do they use this CPU's own arithmetic for bfloat16, rather than widen it? Once they are loaded."""
+    import torch
+
+    return torch.ops.kvscope.multiplies_bfloat16()

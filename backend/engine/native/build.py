@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backend.models.cache import root
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # with the headers beside it
 FLAGS = ["-std=c++20", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi", "-Wno-unknown-pragmas"]
 COMPILE_TIMEOUT_S = 600
 
@@ -60,7 +60,8 @@ def path() -> Path:
     if sys.platform != "linux":
         raise BuildError(f"they are built on Linux only, not on {sys.platform}")
     version = _run([*_compiler(), "--version"], 30)
-    parts = [SOURCE.read_text(), importlib.metadata.version("torch"), str(_torch()), _cpu(), version, *FLAGS]
+    sources = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    parts = [*sources, importlib.metadata.version("torch"), str(_torch()), _cpu(), version, *FLAGS]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     return root() / "native" / f"kernels-{key}.so"
 

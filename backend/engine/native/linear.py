@@ -1,7 +1,8 @@
 """nn.Linear on the CPU with its weight packed once, in the order in which the kernel reads it.
 
-What the kernels compute is float32. A weight in bfloat16 stays so in memory, half the bytes of a step, and is widened
-in registers: a CPU without bfloat16 instructions loses nothing by it.
+A weight in bfloat16 stays so in memory, half the bytes of a step. A CPU without arithmetic for it widens it in
+registers and computes in float32. One that has it (AVX512-BF16) multiplies pairs, twice as many in an instruction:
+there inputs are rounded to bfloat16 too, products and sums are float32.
 """
 
 from __future__ import annotations
@@ -27,16 +28,23 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """[N, K], unpacked into a copy: for model code that asks its layers for their weight's dtype or device."""
-        columns = self.packed.transpose(1, 2)  # [panels, 16, K]
-        if self.packed.dtype == torch.bfloat16:  # column c stands beside column c + 8
-            columns = columns.unflatten(1, (8, 2)).transpose(1, 2)
-        return columns.reshape(-1, self.in_features)[: self.out_features]
+        columns = self.packed.transpose(1, 2)  # [panels, columns, K or pairs of it]
+        if multiplies_pairs(self.packed):
+            columns = columns.flatten(2)  # an odd K has a zero more
+        elif self.packed.dtype == torch.bfloat16:  # a column of the first half stands beside one of the second
+            columns = columns.unflatten(1, (-1, 2)).transpose(1, 2)
+        return columns.flatten(0, -2)[: self.out_features, : self.in_features].contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.kvscope.linear(x, self.packed, self.bias, self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def multiplies_pairs(packed: torch.Tensor) -> bool:
+    """Is it multiplied as it is, with inputs that are rounded to bfloat16?"""
+    return packed.dim() == 4
 
 
 def is_packable(weight: torch.Tensor) -> bool:
@@ -105,9 +113,19 @@ def widen(model: nn.Module) -> None:
 
 
 class LinearInFloat32(TorchFunctionMode):
-    """Under it linear layers compute in float32, whatever their weights are stored in; one is widened at a time."""
+    """Under it linear layers compute in float32, whatever their weights are stored in; one is widened at a time.
+
+    `rounded`: inputs of those in bfloat16 are rounded to it first, as kernels that multiply pairs do.
+    """
+
+    def __init__(self, rounded: bool = False):
+        super().__init__()
+        self.rounded = rounded
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is nn.functional.linear:
-            args = [x.float() if isinstance(x, torch.Tensor) else x for x in args]
+            x, weight, *bias = args
+            if self.rounded and weight.dtype == torch.bfloat16:
+                x = x.bfloat16()
+            args = [a.float() if isinstance(a, torch.Tensor) else a for a in (x, weight, *bias)]
         return function(*args, **(kwargs or {}))

@@ -102,12 +102,12 @@ def test_without_any_way_masks_serve(monkeypatch):
     monkeypatch.setattr(spans, "knows", lambda *args: True)
     monkeypatch.setattr(spans, "works", lambda *args: False)
     one, q = spans.Spans(0, [3], [0], [torch.arange(3)]), torch.zeros(1, 2, 3, 16)
-    assert one.attend(q, q, q, None, 1.0, None, None, None) is None
+    assert one.attend(q, q, q, None, 0, 1.0, None, None, None) is None
 
 
 def test_what_flash_attention_does_not_know_goes_by_masks():
     one = spans.Spans(0, [3], [0], [torch.arange(3)])
     q = torch.zeros(1, 2, 3, 16)
-    assert one.attend(q, q, q, None, 1.0, None, None, None) is None  # float32, and not on a GPU
+    assert one.attend(q, q, q, None, 0, 1.0, None, None, None) is None  # float32, and not on a GPU
     half = q.half().to("meta")
     assert not spans.knows(half, half, half)

@@ -1,0 +1,341 @@
+#pragma once
+// Attention of single tokens over the paged pool.
+//
+// K and V rows are read where they stand, once for up to three query heads that share them, with the softmax computed
+// on the fly over tiles of tokens. They stand in blocks anywhere in memory: while one tile is worked on, the rows of the
+// next one, whole and in order, are fetched into the caches. The tokens of all requests are cut into equal shares for
+// the threads, and what they say of a request that was cut is joined at the end.
+
+#include "vectors.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+constexpr int TILE = 64;    // tokens scored before the softmax is updated
+constexpr int SHARED = 3;   // query heads worked on together: what the registers hold
+constexpr int64_t LEAST = 64;  // tokens that are worth waking a thread for
+constexpr int64_t MAX_HEAD_SIZE = 256;
+
+inline bool is_pool(const at::Tensor& x) { return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16; }
+
+template <class T>
+struct Pool {
+  const T *k, *v;  // [slots, kv_heads, size]
+  int64_t kv_heads, size, block_size, heads;
+  int64_t ldq;  // floats from one request's queries to the next one's
+  float scale;
+};
+
+// Some tokens of one request.
+struct Piece {
+  int64_t request, begin, end;
+  bool whole;  // all of its tokens
+};
+
+// Where the K and V rows of n tokens stand, all KV heads of each.
+template <class T>
+struct Tile {
+  const T *k[TILE], *v[TILE];
+  int n = 0;
+  int64_t piece = 0;
+  bool first = false, last = false;  // of its piece
+};
+
+// The tiles of some pieces, one after another.
+template <class T>
+struct Tiles {
+  const Pool<T>& pool;
+  const int32_t* tables;
+  int64_t blocks;
+  const std::vector<Piece>& pieces;
+  int64_t piece, last_piece, at;
+
+  void next(Tile<T>& tile) {
+    tile.n = 0;
+    if (piece == last_piece) return;
+    const Piece& p = pieces[piece];
+    const int64_t stride = pool.kv_heads * pool.size, left = p.end - at;
+    // Tiles of like size, in fours: a short one at the end would leave no time to fetch the long one after it.
+    const int64_t even = (left / ((left + TILE - 1) / TILE) + 3) / 4 * 4, n = std::min<int64_t>({left, even, TILE});
+    const int32_t* table = tables + p.request * blocks;
+    for (int64_t i = 0; i < n;) {  // block by block
+      const int64_t block = (at + i) / pool.block_size, inside = (at + i) % pool.block_size;
+      int64_t row = (table[block] * pool.block_size + inside) * stride;
+      for (const int64_t end = std::min(n, i + pool.block_size - inside); i < end; ++i, row += stride)
+        tile.k[i] = pool.k + row, tile.v[i] = pool.v + row;
+    }
+    tile.n = (int)n, tile.piece = piece, tile.first = at == p.begin;
+    at += n;
+    tile.last = at == p.end;
+    if (tile.last && ++piece < last_piece) at = pieces[piece].begin;
+  }
+};
+
+// Fetches a tile, a little in each of `steps` steps.
+template <class T>
+struct Ahead {
+  const Tile<T>& tile;
+  int64_t elements, steps, due = 0;  // elements: of a row
+  int token = 0;
+
+  void step() {
+    for (due += tile.n; due >= steps; due -= steps, ++token)
+      for (int64_t d = 0; d < elements; d += 64 / sizeof(T)) {
+        __builtin_prefetch(tile.k[token] + d, 0, 3);
+        __builtin_prefetch(tile.v[token] + d, 0, 3);
+      }
+  }
+};
+
+// Of 16 numbers in a row, which one load_two gives as the i-th: of bfloat16 first the even ones, then the odd ones. Queries
+// and sums stand in its order; `factor`: what they are multiplied with on the way there and back.
+template <class T>
+constexpr int given(int i) { return std::is_same_v<T, bf16> ? i % 8 * 2 + i / 8 : i; }
+template <class T>
+inline void arrange(const float* from, int64_t count, float factor, float* to) {
+  for (int64_t d = 0; d < count; d += 16)
+    for (int i = 0; i < 16; ++i) to[d + i] = from[d + given<T>(i)] * factor;
+}
+template <class T>
+inline void rearranged(const float* from, int64_t count, float factor, float* to) {
+  for (int64_t d = 0; d < count; d += 16)
+    for (int i = 0; i < 16; ++i) to[d + given<T>(i)] = from[d + i] * factor;
+}
+
+// Scores of G query heads (q [G, size]) against the n tokens of a tile, its rows from element `head` on -> out [G, TILE]
+template <int G, class T>
+NOINLINE void score(const float* q, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
+  const T* const* rows = tile.k;
+  int t = 0;
+  for (; t + 4 <= tile.n; t += 4) {
+    ahead.step();
+    const T *a = rows[t] + head, *b = rows[t + 1] + head, *c = rows[t + 2] + head, *d = rows[t + 3] + head;
+    v8 acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
+    for (int64_t i = 0; i < size; i += 16) {
+      const float* part = q + i;
+      const auto add = [&](int j, const T* row) INLINE {
+        v8 low, high;
+        load_two(row + i, low, high);
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size) * low;
+        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size + 8) * high;
+      };
+      add(0, a), add(1, b), add(2, c), add(3, d);
+    }
+    UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], out + g * TILE + t);
+  }
+  for (; t < tile.n; ++t)
+    UNROLL for (int g = 0; g < G; ++g) {
+      v8 acc = splat(0.f), low, high;
+      for (int64_t i = 0; i < size; i += 16) {
+        load_two(rows[t] + head + i, low, high);
+        acc += load8(q + g * size + i) * low + load8(q + g * size + i + 8) * high;
+      }
+      out[g * TILE + t] = sum8(acc);
+    }
+}
+
+// Scores of n tokens -> their weights, up to a factor. `out` [size] and `sum`, of what came before, shrink when a larger
+// score than `largest` is met.
+inline void softmax(float* p, int n, int64_t size, float* out, float& largest, float& sum) {
+  const int padded = (n + 7) & ~7;
+  for (int i = n; i < padded; ++i) p[i] = -INFINITY;
+  v8 most = load8(p);
+  for (int i = 8; i < padded; i += 8) { const v8 s = load8(p + i); most = s > most ? s : most; }
+  float top = largest;
+  for (int i = 0; i < 8; ++i) top = std::max(top, most[i]);
+  v8 total = splat(0.f);
+  for (int i = 0; i < padded; i += 8) {
+    const v8 e = exp8(load8(p + i) - splat(top));
+    store8(p + i, e);
+    total += e;
+  }
+  const float shrink = std::exp(largest - top);
+  if (shrink != 1.f)
+    for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(shrink));
+  sum = sum * shrink + sum8(total);
+  largest = top;
+}
+
+// out [G, size] += the values of a tile's tokens, weighted with p [G, TILE]
+template <int G, class T>
+NOINLINE void weigh(const float* p, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
+  const T* const* rows = tile.v;
+  int64_t d = 0;
+  for (; d + 32 <= size; d += 32) {
+    v8 acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
+    for (int t = 0; t < tile.n; ++t) {
+      if (d == 0 && t % 4 == 0) ahead.step();
+      const T* row = rows[t] + head + d;
+      const auto add = [&](int j) INLINE {
+        v8 low, high;
+        load_two(row + 8 * j, low, high);
+        UNROLL for (int g = 0; g < G; ++g) {
+          const v8 weight = splat(p[g * TILE + t]);
+          add_product(acc[g][j], weight, low);
+          add_product(acc[g][j + 1], weight, high);
+        }
+      };
+      add(0);
+      asm("" ::: "memory");  // the weights are read again: kept, they would take registers from the sums
+      add(2);
+    }
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) store8(out + g * size + d + 8 * j, acc[g][j]);
+  }
+  if (d < size)  // 16 are left
+    UNROLL for (int g = 0; g < G; ++g) {
+      v8 a = load8(out + g * size + d), b = load8(out + g * size + d + 8), low, high;
+      for (int t = 0; t < tile.n; ++t) {
+        load_two(rows[t] + head + d, low, high);
+        add_product(a, splat(p[g * TILE + t]), low);
+        add_product(b, splat(p[g * TILE + t]), high);
+      }
+      store8(out + g * size + d, a);
+      store8(out + g * size + d + 8, b);
+    }
+}
+
+// Up to SHARED query heads of one KV head, over one tile: sums not yet divided (out [G, size]), divisors (sum [G]).
+template <int G, class T>
+void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const float* q, Ahead<T>& ahead, float* out,
+            float* largest, float* sum) {
+  alignas(32) float p[G * TILE];
+  score<G, T>(q, pool.size, tile, kv_head * pool.size, ahead, p);
+  for (int g = 0; g < G; ++g) softmax(p + g * TILE, tile.n, pool.size, out + g * pool.size, largest[g], sum[g]);
+  weigh<G, T>(p, pool.size, tile, kv_head * pool.size, ahead, out);
+}
+
+// One thread's share. Of a piece that is a whole request `output` is told, of others sums, largest scores and divisors.
+template <class T>
+void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums, float* largest, float* divisors,
+                float* output) {
+  const int64_t heads = pool.heads, size = pool.size, group = heads / pool.kv_heads;
+  const at::Tensor arranged = at::empty({heads, size}, at::kFloat);  // a vector would not begin a cache line
+  float* queries = arranged.mutable_data_ptr<float>();
+  Tile<T> both[2];
+  int now = 0;
+  tiles.next(both[0]);
+  for (; both[now].n; now ^= 1) {
+    const Tile<T>& tile = both[now];
+    tiles.next(both[now ^ 1]);
+    const Piece& piece = tiles.pieces[tile.piece];
+    const int64_t first = tile.piece * heads;
+    float *sum = sums + first * size, *top = largest + first, *divisor = divisors + first;
+    if (tile.first) {
+      arrange<T>(q + piece.request * pool.ldq, heads * size, pool.scale, queries);
+      std::fill_n(sum, heads * size, 0.f), std::fill_n(top, heads, -INFINITY), std::fill_n(divisor, heads, 0.f);
+    }
+    const int64_t rounds = pool.kv_heads * ((group + SHARED - 1) / SHARED);
+    Ahead<T> ahead{both[now ^ 1], pool.kv_heads * size, (tile.n / 4 + (tile.n + 3) / 4) * rounds};
+    for (int64_t kv_head = 0; kv_head < pool.kv_heads; ++kv_head)
+      for (int64_t g = 0; g < group; g += SHARED) {
+        const int64_t h = kv_head * group + g, at = h * size;
+        switch (std::min<int64_t>(SHARED, group - g)) {
+          case 3: attend<3, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          case 2: attend<2, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          default: attend<1, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h);
+        }
+      }
+    if (tile.last && piece.whole)
+      for (int64_t h = 0; h < heads; ++h)
+        rearranged<T>(sum + h * size, size, 1.f / divisor[h], output + (piece.request * heads + h) * size);
+  }
+}
+
+// What was said of the pieces [first, last) of one request, made one.
+template <class T>
+void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest,
+          const float* divisors, float* out) {
+  std::vector<float> sum(size);
+  for (int64_t h = 0; h < heads; ++h) {
+    float top = -INFINITY, divisor = 0.f;
+    for (int64_t p = first; p < last; ++p) top = std::max(top, largest[p * heads + h]);
+    std::fill(sum.begin(), sum.end(), 0.f);
+    for (int64_t p = first; p < last; ++p) {
+      const float weight = std::exp(largest[p * heads + h] - top);
+      divisor += weight * divisors[p * heads + h];
+      for (int64_t d = 0; d < size; ++d) sum[d] += weight * sums[(p * heads + h) * size + d];
+    }
+    rearranged<T>(sum.data(), size, 1.f / divisor, out + h * size);
+  }
+}
+
+// q [B, heads, size]: one token a request. k, v [slots, kv_heads, size]: the pool. tables int32 [B, blocks]: block
+// numbers. lengths int32 [B]: tokens to attend to, from the first on. -> [B, heads, size]
+at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::Tensor& v, const at::Tensor& tables,
+                        const at::Tensor& lengths, int64_t block_size, double scale) {
+  for (const at::Tensor* x : {&query, &k, &v})
+    TORCH_CHECK(x->dim() == 3 && (x == &query ? x->scalar_type() == at::kFloat : is_pool(*x)) &&
+                    x->size(2) == query.size(2),
+                "paged_decode: q must be float32, K and V float32 or bfloat16, with three dimensions and heads of one size");
+  TORCH_CHECK(k.sizes() == v.sizes() && k.scalar_type() == v.scalar_type() && k.is_contiguous() && v.is_contiguous(),
+              "paged_decode: K and V must be alike");
+  TORCH_CHECK(tables.dim() == 2 && lengths.dim() == 1 && tables.size(0) == query.size(0) &&
+                  lengths.size(0) == query.size(0) && tables.scalar_type() == at::kInt &&
+                  lengths.scalar_type() == at::kInt && tables.is_contiguous() && lengths.is_contiguous(),
+              "paged_decode: tables must be int32 [B, blocks], lengths int32 [B]");
+  // A request's heads stand together; its keys and values may stand between them and the next one's.
+  const at::Tensor q = query.stride(2) == 1 && query.stride(1) == query.size(2) ? query : query.contiguous();
+  at::Tensor output = at::empty(q.sizes(), q.options());
+  const int64_t batch = q.size(0), heads = q.size(1), size = q.size(2), kv_heads = k.size(1), blocks = tables.size(1);
+  TORCH_CHECK(size % 16 == 0 && size <= MAX_HEAD_SIZE, "paged_decode: head size ", size, " is no multiple of 16 up to 256");
+  TORCH_CHECK(heads % kv_heads == 0, "paged_decode: ", heads, " heads cannot share ", kv_heads, " KV heads");
+  const int32_t *table = tables.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    TORCH_CHECK(length[b] > 0 && length[b] <= blocks * block_size, "paged_decode: ", length[b], " tokens in ", blocks,
+                " blocks of ", block_size);
+    for (int64_t i = 0; i * block_size < length[b]; ++i)
+      TORCH_CHECK(table[b * blocks + i] >= 0 && (table[b * blocks + i] + 1) * block_size <= k.size(0),
+                  "paged_decode: block ", table[b * blocks + i], " is not in the pool");
+    tokens += length[b];
+  }
+
+  if (batch == 0) return output;
+  const int64_t shares = std::clamp<int64_t>(tokens / LEAST, 1, at::get_num_threads());
+  std::vector<Piece> pieces;
+  std::vector<int64_t> first_of_share{0}, first_of_request;
+  for (int64_t b = 0, share = 0, before = 0; b < batch; ++b) {  // before: tokens of the requests before
+    first_of_request.push_back((int64_t)pieces.size());
+    for (int64_t begin = 0; begin < length[b];) {
+      const int64_t limit = tokens * (share + 1) / shares - before, end = std::min<int64_t>(length[b], limit);
+      pieces.push_back({b, begin, end, end - begin == length[b]});
+      begin = end;
+      if (end == limit) ++share, first_of_share.push_back((int64_t)pieces.size());
+    }
+    before += length[b];
+  }
+  first_of_request.push_back((int64_t)pieces.size());
+
+  const int64_t count = (int64_t)pieces.size();
+  at::Tensor kept = at::empty({count * heads * (size + 2)}, q.options());
+  float *sums = kept.mutable_data_ptr<float>(), *largest = sums + count * heads * size, *divisors = largest + count * heads;
+  const float* from = q.const_data_ptr<float>();
+  float* to = output.mutable_data_ptr<float>();
+  const auto all = [&]<class T>(const T* keys, const T* values) {
+    const Pool<T> pool{keys, values, kv_heads, size, block_size, heads, q.stride(0), (float)scale};
+    at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = first_of_share[begin], last = first_of_share[end];
+      if (first < last)
+        attend_all<T>(pool, {pool, table, blocks, pieces, first, last, pieces[first].begin}, from, sums, largest, divisors, to);
+    });
+    for (int64_t b = 0; b < batch; ++b)
+      if (const int64_t first = first_of_request[b]; !pieces[first].whole)
+        join<T>(first, first_of_request[b + 1], heads, size, sums, largest, divisors, to + b * heads * size);
+  };
+  if (k.scalar_type() == at::kFloat) all(k.const_data_ptr<float>(), v.const_data_ptr<float>());
+  else all((const bf16*)k.const_data_ptr(), (const bf16*)v.const_data_ptr());
+  return output;
+}
+
+}  // namespace

@@ -1,0 +1,138 @@
+#pragma once
+// Eight floats at a time, and as many as a register of this CPU holds, through the compiler's vector extensions: one
+// source serves AVX2, AVX-512 and NEON.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint16_t v8h_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
+typedef float wide __attribute__((vector_size(4 * LANES)));
+
+struct bf16 { uint16_t bits; };  // the upper half of a float32
+
+template <class V>
+inline V load(const float* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V>
+inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+template <class V>
+inline V all(float x) {  // x everywhere, bit for bit
+  if constexpr (sizeof(V) == 64) return V{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+  else return V{x, x, x, x, x, x, x, x};
+}
+
+inline v8 load8(const float* p) { return load<v8>(p); }
+inline v8 load8(const bf16* p) {
+#ifdef __AVX2__  // two instructions; from the line below GCC makes six
+  return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+  return (v8)(__builtin_convertvector(*(const v8h_unaligned*)p, v8i) << 16);
+#endif
+}
+inline void store8(float* p, v8 x) { store<v8>(p, x); }
+inline v8 splat(float x) { return all<v8>(x); }
+
+// Two vectors from what stands together. Of bfloat16 the first holds what stands at even places, the second the others.
+template <class V>
+inline void load_two(const float* p, V& first, V& second) { first = load<V>(p), second = load<V>(p + sizeof(V) / 4); }
+template <class V>
+inline void load_two(const bf16* p, V& first, V& second) {
+  using Words = decltype(V{} < V{});
+  Words both;
+  std::memcpy(&both, p, sizeof both);
+  first = (V)(both << 16);
+#if defined(__AVX2__) && !defined(__AVX512F__)  // the mask is read, not kept: there are few registers
+  alignas(32) static constexpr int32_t UPPER[8] = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
+  asm("vpand %2, %1, %0" : "=x"(second) : "x"(both), "m"(UPPER));
+#else
+  second = (V)(both & (int32_t)0xffff0000);
+#endif
+}
+
+// sum += a * b. GCC puts half of such sums elsewhere and moves or spills them: an instruction in five.
+template <class V>
+inline void add_product(V& sum, V a, V b) {
+#if defined(__AVX512VL__)
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+#elif defined(__AVX2__) && defined(__FMA__)
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+#else
+  sum += a * b;
+#endif
+}
+
+inline bf16 rounded(float x) {  // to nearest, ties to even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {(uint16_t)((bits >> 16) | 0x40)};
+  return {(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+inline float widened(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, v8i{__VA_ARGS__})
+#endif
+#define UNROLL _Pragma("GCC unroll 16")
+#define INLINE __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
+
+// The sums of four vectors, in order.
+inline void sum4(v8 a, v8 b, v8 c, v8 d, float* out) {
+  const v8 ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  const v8 cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+  const v8 halves = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  const v8 sums = halves + SHUFFLE(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3);
+  std::memcpy(out, &sums, 4 * sizeof(float));
+}
+
+// e^x to about 2 units in the last place; below -87 it stays at e^-87, NaN stays NaN.
+template <class V>
+inline V exponential(V x) {
+  using Words = decltype(V{} < V{});
+  V c = x < all<V>(-87.f) ? all<V>(-87.f) : x;
+  c = c > all<V>(88.f) ? all<V>(88.f) : c;
+  const V magic = all<V>(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+  V r = c * all<V>(1.44269504f) + magic;
+  Words exponent = (Words)r << 23;
+  V n = r - magic;
+  V y = c - n * all<V>(0.693359375f) - n * all<V>(-2.12194440e-4f);  // ln 2 in two parts
+  V p = all<V>(1.9875691500e-4f);
+  p = p * y + all<V>(1.3981999507e-3f);
+  p = p * y + all<V>(8.3334519073e-3f);
+  p = p * y + all<V>(4.1665795894e-2f);
+  p = p * y + all<V>(1.6666665459e-1f);
+  p = p * y + all<V>(5.0000001201e-1f);
+  p = p * y * y + y + all<V>(1.f);
+  V e = (V)((Words)p + exponent);
+  return x == x ? e : x;
+}
+inline v8 exp8(v8 x) { return exponential(x); }
+
+}  // namespace
