@@ -52,6 +52,14 @@ def seen(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.bfloat16().float() if dtype == torch.bfloat16 and native.multiplies_bfloat16() else x
 
 
+def attended(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """Where the CPU multiplies bfloat16 the weights of the values are rounded to it too."""
+    if dtype == torch.bfloat16 and native.multiplies_bfloat16():
+        assert (got - want).norm() < 0.01 * want.norm()
+    else:
+        close(got, want)
+
+
 # ---- the kernels ---------------------------------------------------------------------------------------------------
 
 
@@ -115,11 +123,12 @@ def test_paged_decode_is_attention(kernels, lengths, group, kv_heads, size, bloc
     k, v = (torch.randn(tables.numel() * block_size, kv_heads, size).to(dtype) for _ in range(2))
     q = torch.randn(len(lengths), kv_heads * group, size) * spread
     got = torch.ops.kvscope.paged_decode(q, k, v, tables, torch.tensor(lengths).int(), block_size, size**-0.5)
+    query = seen(q * size**-0.5, dtype if size % 32 == 0 else torch.float32)
     for row, length in enumerate(lengths):
         slots = (tables[row, :, None].long() * block_size + torch.arange(block_size)).flatten()[:length]
         keys, values = (x[slots].double().repeat_interleave(group, 1) for x in (k, v))
-        weights = (torch.einsum("hd,lhd->hl", q[row].double(), keys) * size**-0.5).softmax(-1)
-        close(got[row], torch.einsum("hl,lhd->hd", weights, values))
+        scores = torch.einsum("hd,lhd->hl", query[row].double(), keys)
+        attended(got[row], torch.einsum("hl,lhd->hd", scores.softmax(-1), values), dtype)
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,10 +149,7 @@ def test_span_attention_is_causal_attention(kernels, length, context, group, kv_
     scores = torch.einsum("thd,lhd->htl", seen(q * size**-0.5, dtype).double(), keys)
     late = torch.ones(length, tokens, dtype=torch.bool).triu(context + 1)
     want = torch.einsum("htl,lhd->thd", scores.masked_fill(late, -torch.inf).softmax(-1), values)
-    if dtype == torch.bfloat16 and native.multiplies_bfloat16():  # weights of the values are rounded too
-        assert (got - want).norm() < 0.01 * want.norm()
-    else:
-        close(got, want)
+    attended(got, want, dtype)
 
 
 def test_a_span_sees_nothing_that_comes_later(kernels):
@@ -448,7 +454,8 @@ def hello(folder, kernels: Kernels, dtype: str | None = "float32") -> Hello:
     return next(e for e in events if isinstance(e, Hello))
 
 
-def test_the_hello_says_what_computes(kernels, tiny_folder):
+def test_the_hello_says_what_computes(kernels, monkeypatch, tiny_folder):
+    monkeypatch.setattr(kernels_module, "cpu_has_bf16", native.multiplies_bfloat16)  # as where both know it, or neither
     both = hello(tiny_folder, Kernels())
     assert both.model.notes[-1] == "packed weights, fused layers, native paged attention: compiled here for this CPU"
     neither = hello(tiny_folder, Kernels("reference", "plain"))
@@ -467,9 +474,18 @@ def test_the_hello_says_what_computes(kernels, tiny_folder):
     assert plain.model.notes[-1].startswith("reference kernels: bfloat16 is widened to float32 in packed layers only")
 
 
+def test_where_the_cpu_multiplies_bfloat16_and_they_do_not_torch_does(kernels, monkeypatch, tiny_folder):
+    monkeypatch.setattr(kernels_module, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
+    said = hello(tiny_folder, Kernels(), "bfloat16").model.notes[-1]
+    assert said.startswith("reference kernels: this CPU multiplies bfloat16 in a way that they do not know")
+    assert hello(tiny_folder, Kernels(), "float32").model.notes[-1].startswith("packed weights")
+
+
 def test_a_dtype_that_is_left_to_us_halves_the_bytes_where_the_kernels_can(kernels, monkeypatch, tiny_folder):
     monkeypatch.setattr(dtypes, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr(kernels_module, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
     said = hello(tiny_folder, Kernels(), dtype=None).model
     assert said.dtype == "bfloat16" and "computed in float32" in said.notes[0]
     assert said.kv_bytes_per_token * 2 == hello(tiny_folder, Kernels(), dtype="float32").model.kv_bytes_per_token

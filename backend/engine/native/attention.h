@@ -96,127 +96,147 @@ struct Ahead {
   }
 };
 
-// Of 16 numbers in a row, which one load_two gives as the i-th: of bfloat16 first the even ones, then the odd ones. Queries
-// and sums stand in its order; `factor`: what they are multiplied with on the way there and back.
-template <class T>
-constexpr int given(int i) { return std::is_same_v<T, bf16> ? i % 8 * 2 + i / 8 : i; }
-template <class T>
-inline void arrange(const float* from, int64_t count, float factor, float* to) {
-  for (int64_t d = 0; d < count; d += 16)
-    for (int i = 0; i < 16; ++i) to[d + i] = from[d + given<T>(i)] * factor;
+// How K and V are multiplied: as vectors V of floats, or, in bfloat16, as pairs. Of STRIDE<How> numbers in a row, sums
+// hold the one `given` says at place i; floats of queries do too.
+template <class How>
+constexpr int STRIDE = std::is_same_v<How, pair> ? 32 : 2 * sizeof(How) / sizeof(float);
+template <class How, class T>
+constexpr int given(int i) {
+  if (std::is_same_v<How, pair>) return i % 16 / 4 * 8 + i / 16 * 4 + i % 4;  // as two rows are woven
+  constexpr int half = STRIDE<How> / 2;
+  return std::is_same_v<T, bf16> ? i % half * 2 + i / half : i;  // as load_two parts them
 }
-template <class T>
-inline void rearranged(const float* from, int64_t count, float factor, float* to) {
-  for (int64_t d = 0; d < count; d += 16)
-    for (int i = 0; i < 16; ++i) to[d + given<T>(i)] = from[d + i] * factor;
+
+// `count` heads of `size`, times `factor`, as they are multiplied with K; each takes `size` floats, whole or in part.
+template <class How, class T>
+inline void arrange(const float* from, int64_t count, int64_t size, float factor, float* to) {
+  constexpr int stride = STRIDE<How>;
+  float scaled[MAX_HEAD_SIZE];
+  for (int64_t h = 0; h < count; ++h, from += size, to += size)
+    if constexpr (std::is_same_v<How, pair>) {
+      for (int64_t d = 0; d < size; ++d) scaled[d] = from[d] * factor;
+      round_pairs(scaled, size, to);
+    } else {
+      for (int64_t d = 0; d < size; d += stride)
+        for (int i = 0; i < stride; ++i) to[d + i] = from[d + given<How, T>(i)] * factor;
+    }
+}
+template <class How, class T>
+inline void rearranged(const float* from, int64_t size, float factor, float* to) {
+  constexpr int stride = STRIDE<How>;
+  for (int64_t d = 0; d < size; d += stride)
+    for (int i = 0; i < stride; ++i) to[d + given<How, T>(i)] = from[d + i] * factor;
 }
 
 // Scores of G query heads (q [G, size]) against the n tokens of a tile, its rows from element `head` on -> out [G, TILE]
-template <int G, class T>
+template <int G, class How, class T>
 NOINLINE void score(const float* q, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
-  const T* const* rows = tile.k;
-  int t = 0;
-  for (; t + 4 <= tile.n; t += 4) {
-    ahead.step();
-    const T *a = rows[t] + head, *b = rows[t + 1] + head, *c = rows[t + 2] + head, *d = rows[t + 3] + head;
-    v8 acc[G][4];
-    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = splat(0.f);
-    for (int64_t i = 0; i < size; i += 16) {
-      const float* part = q + i;
-      const auto add = [&](int j, const T* row) INLINE {
-        v8 low, high;
-        load_two(row + i, low, high);
-        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size) * low;
-        UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load8(part + g * size + 8) * high;
+  constexpr int stride = STRIDE<How>;
+  for (int t = 0; t < tile.n; t += 4) {
+    if (t + 4 <= tile.n) ahead.step();
+    const T* rows[4];  // of the last tokens, one more often: what it scores there is not looked at
+    UNROLL for (int j = 0; j < 4; ++j) rows[j] = tile.k[std::min(t + j, tile.n - 1)] + head;
+    using V = std::conditional_t<std::is_same_v<How, pair>, wide, How>;
+    V acc[G][4];
+    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = all<V>(0.f);
+    for (int64_t i = 0; i < size; i += stride) {
+      const auto add = [&](int j) INLINE {
+        if constexpr (std::is_same_v<How, pair>) {
+          const wide row = load<wide>((const float*)(rows[j] + i));
+          UNROLL for (int g = 0; g < G; ++g) add_pairs(acc[g][j], load<wide>(q + g * size + i / 2), row);
+        } else {
+          How low, high;
+          load_two(rows[j] + i, low, high);
+          UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load<How>(q + g * size + i) * low;
+          UNROLL for (int g = 0; g < G; ++g) acc[g][j] += load<How>(q + g * size + i + stride / 2) * high;
+        }
       };
-      add(0, a), add(1, b), add(2, c), add(3, d);
+      add(0), add(1), add(2), add(3);
     }
     UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], out + g * TILE + t);
   }
-  for (; t < tile.n; ++t)
-    UNROLL for (int g = 0; g < G; ++g) {
-      v8 acc = splat(0.f), low, high;
-      for (int64_t i = 0; i < size; i += 16) {
-        load_two(rows[t] + head + i, low, high);
-        acc += load8(q + g * size + i) * low + load8(q + g * size + i + 8) * high;
-      }
-      out[g * TILE + t] = sum8(acc);
-    }
 }
 
 // Scores of n tokens -> their weights, up to a factor. `out` [size] and `sum`, of what came before, shrink when a larger
 // score than `largest` is met.
 inline void softmax(float* p, int n, int64_t size, float* out, float& largest, float& sum) {
-  const int padded = (n + 7) & ~7;
+  const int padded = (n + LANES - 1) / LANES * LANES;
   for (int i = n; i < padded; ++i) p[i] = -INFINITY;
-  v8 most = load8(p);
-  for (int i = 8; i < padded; i += 8) { const v8 s = load8(p + i); most = s > most ? s : most; }
+  wide most = load<wide>(p);
+  for (int i = LANES; i < padded; i += LANES) {
+    const wide s = load<wide>(p + i);
+    most = s > most ? s : most;
+  }
   float top = largest;
-  for (int i = 0; i < 8; ++i) top = std::max(top, most[i]);
-  v8 total = splat(0.f);
-  for (int i = 0; i < padded; i += 8) {
-    const v8 e = exp8(load8(p + i) - splat(top));
-    store8(p + i, e);
+  for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
+  wide total = all<wide>(0.f);
+  for (int i = 0; i < padded; i += LANES) {
+    const wide e = exponential(load<wide>(p + i) - all<wide>(top));
+    store(p + i, e);
     total += e;
   }
   const float shrink = std::exp(largest - top);
   if (shrink != 1.f)
     for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(shrink));
-  sum = sum * shrink + sum8(total);
+  float added = 0.f;
+  for (int i = 0; i < LANES; ++i) added += total[i];
+  sum = sum * shrink + added;
   largest = top;
 }
 
-// out [G, size] += the values of a tile's tokens, weighted with p [G, TILE]
-template <int G, class T>
-NOINLINE void weigh(const float* p, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
-  const T* const* rows = tile.v;
-  int64_t d = 0;
-  for (; d + 32 <= size; d += 32) {
-    v8 acc[G][4];
-    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) acc[g][j] = load8(out + g * size + d + 8 * j);
-    for (int t = 0; t < tile.n; ++t) {
-      if (d == 0 && t % 4 == 0) ahead.step();
-      const T* row = rows[t] + head + d;
-      const auto add = [&](int j) INLINE {
-        v8 low, high;
-        load_two(row + 8 * j, low, high);
-        UNROLL for (int g = 0; g < G; ++g) {
-          const v8 weight = splat(p[g * TILE + t]);
-          add_product(acc[g][j], weight, low);
-          add_product(acc[g][j + 1], weight, high);
-        }
-      };
-      add(0);
-      asm("" ::: "memory");  // the weights are read again: kept, they would take registers from the sums
-      add(2);
-    }
-    UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 4; ++j) store8(out + g * size + d + 8 * j, acc[g][j]);
-  }
-  if (d < size)  // 16 are left
-    UNROLL for (int g = 0; g < G; ++g) {
-      v8 a = load8(out + g * size + d), b = load8(out + g * size + d + 8), low, high;
-      for (int t = 0; t < tile.n; ++t) {
-        load_two(rows[t] + head + d, low, high);
-        add_product(a, splat(p[g * TILE + t]), low);
-        add_product(b, splat(p[g * TILE + t]), high);
+// J * STRIDE numbers, from `d` on, of out [G, size] += the values of a tile's tokens, weighted with p [G, TILE], of pairs
+// [G, TILE / 2].
+template <int G, int J, class How, class T>
+inline void weigh_some(const float* p, int64_t size, const Tile<T>& tile, int64_t head, int64_t d, Ahead<T>& ahead,
+                       float* out) {
+  constexpr int stride = STRIDE<How>, half = stride / 2, together = std::is_same_v<How, pair> ? 2 : 1;
+  using V = std::conditional_t<std::is_same_v<How, pair>, wide, How>;
+  V acc[G][2 * J];
+  UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 2 * J; ++j) acc[g][j] = load<V>(out + g * size + d + half * j);
+  for (int t = 0; t < tile.n; t += together) {
+    if (d == 0 && t % 4 == 0) ahead.step();
+    const T* row = tile.v[t] + head + d;
+    const T* next = tile.v[std::min(t + 1, tile.n - 1)] + head + d;
+    const auto add = [&](int j) INLINE {
+      V low, high;
+      if constexpr (together == 2) weave(load<wide>((const float*)(row + stride * j)), load<wide>((const float*)(next + stride * j)), low, high);
+      else load_two(row + stride * j, low, high);
+      UNROLL for (int g = 0; g < G; ++g) {
+        const V weight = all<V>(p[g * TILE / together + t / together]);
+        if constexpr (together == 2) add_pairs(acc[g][2 * j], weight, low), add_pairs(acc[g][2 * j + 1], weight, high);
+        else add_product(acc[g][2 * j], weight, low), add_product(acc[g][2 * j + 1], weight, high);
       }
-      store8(out + g * size + d, a);
-      store8(out + g * size + d + 8, b);
+    };
+    add(0);
+    if constexpr (J == 2) {
+      if constexpr (LANES == 8) asm("" ::: "memory");  // the weights are read again: kept, they would take registers
+      add(1);
     }
+  }
+  UNROLL for (int g = 0; g < G; ++g) UNROLL for (int j = 0; j < 2 * J; ++j) store<V>(out + g * size + d + half * j, acc[g][j]);
+}
+template <int G, class How, class T>
+NOINLINE void weigh(const float* p, int64_t size, const Tile<T>& tile, int64_t head, Ahead<T>& ahead, float* out) {
+  constexpr int stride = STRIDE<How>;
+  int64_t d = 0;
+  for (; d + 2 * stride <= size; d += 2 * stride) weigh_some<G, 2, How, T>(p, size, tile, head, d, ahead, out);
+  if (d < size) weigh_some<G, 1, How, T>(p, size, tile, head, d, ahead, out);
 }
 
 // Up to SHARED query heads of one KV head, over one tile: sums not yet divided (out [G, size]), divisors (sum [G]).
-template <int G, class T>
+template <int G, class How, class T>
 void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const float* q, Ahead<T>& ahead, float* out,
             float* largest, float* sum) {
-  alignas(32) float p[G * TILE];
-  score<G, T>(q, pool.size, tile, kv_head * pool.size, ahead, p);
+  alignas(64) float p[G * TILE];
+  score<G, How, T>(q, pool.size, tile, kv_head * pool.size, ahead, p);
   for (int g = 0; g < G; ++g) softmax(p + g * TILE, tile.n, pool.size, out + g * pool.size, largest[g], sum[g]);
-  weigh<G, T>(p, pool.size, tile, kv_head * pool.size, ahead, out);
+  if constexpr (std::is_same_v<How, pair>)  // in place: what is read lies before what is written
+    for (int g = 0; g < G; ++g) round_pairs(p + g * TILE, TILE, p + g * TILE / 2);
+  weigh<G, How, T>(p, pool.size, tile, kv_head * pool.size, ahead, out);
 }
 
 // One thread's share. Of a piece that is a whole request `output` is told, of others sums, largest scores and divisors.
-template <class T>
+template <class How, class T>
 void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums, float* largest, float* divisors,
                 float* output) {
   const int64_t heads = pool.heads, size = pool.size, group = heads / pool.kv_heads;
@@ -232,7 +252,7 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
     const int64_t first = tile.piece * heads;
     float *sum = sums + first * size, *top = largest + first, *divisor = divisors + first;
     if (tile.first) {
-      arrange<T>(q + piece.request * pool.ldq, heads * size, pool.scale, queries);
+      arrange<How, T>(q + piece.request * pool.ldq, heads, size, pool.scale, queries);
       std::fill_n(sum, heads * size, 0.f), std::fill_n(top, heads, -INFINITY), std::fill_n(divisor, heads, 0.f);
     }
     const int64_t rounds = pool.kv_heads * ((group + SHARED - 1) / SHARED);
@@ -241,19 +261,19 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
       for (int64_t g = 0; g < group; g += SHARED) {
         const int64_t h = kv_head * group + g, at = h * size;
         switch (std::min<int64_t>(SHARED, group - g)) {
-          case 3: attend<3, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
-          case 2: attend<2, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
-          default: attend<1, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h);
+          case 3: attend<3, How, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          case 2: attend<2, How, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h); break;
+          default: attend<1, How, T>(pool, tile, kv_head, queries + at, ahead, sum + at, top + h, divisor + h);
         }
       }
     if (tile.last && piece.whole)
       for (int64_t h = 0; h < heads; ++h)
-        rearranged<T>(sum + h * size, size, 1.f / divisor[h], output + (piece.request * heads + h) * size);
+        rearranged<How, T>(sum + h * size, size, 1.f / divisor[h], output + (piece.request * heads + h) * size);
   }
 }
 
 // What was said of the pieces [first, last) of one request, made one.
-template <class T>
+template <class How, class T>
 void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest,
           const float* divisors, float* out) {
   std::vector<float> sum(size);
@@ -266,7 +286,7 @@ void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float*
       divisor += weight * divisors[p * heads + h];
       for (int64_t d = 0; d < size; ++d) sum[d] += weight * sums[(p * heads + h) * size + d];
     }
-    rearranged<T>(sum.data(), size, 1.f / divisor, out + h * size);
+    rearranged<How, T>(sum.data(), size, 1.f / divisor, out + h * size);
   }
 }
 
@@ -322,19 +342,27 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   float *sums = kept.mutable_data_ptr<float>(), *largest = sums + count * heads * size, *divisors = largest + count * heads;
   const float* from = q.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
-  const auto all = [&]<class T>(const T* keys, const T* values) {
+  const auto whole = [&]<class How, class T>(How, const T* keys, const T* values) {
     const Pool<T> pool{keys, values, kv_heads, size, block_size, heads, q.stride(0), (float)scale};
     at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
       const int64_t first = first_of_share[begin], last = first_of_share[end];
       if (first < last)
-        attend_all<T>(pool, {pool, table, blocks, pieces, first, last, pieces[first].begin}, from, sums, largest, divisors, to);
+        attend_all<How, T>(pool, {pool, table, blocks, pieces, first, last, pieces[first].begin}, from, sums, largest, divisors, to);
     });
     for (int64_t b = 0; b < batch; ++b)
       if (const int64_t first = first_of_request[b]; !pieces[first].whole)
-        join<T>(first, first_of_request[b + 1], heads, size, sums, largest, divisors, to + b * heads * size);
+        join<How, T>(first, first_of_request[b + 1], heads, size, sums, largest, divisors, to + b * heads * size);
   };
-  if (k.scalar_type() == at::kFloat) all(k.const_data_ptr<float>(), v.const_data_ptr<float>());
-  else all((const bf16*)k.const_data_ptr(), (const bf16*)v.const_data_ptr());
+  const auto* keys = k.const_data_ptr();
+  const auto* values = v.const_data_ptr();
+  const bool even = size % STRIDE<wide> == 0;  // else heads are too short for the widest vectors
+  if (k.scalar_type() == at::kFloat) {
+    even ? whole(wide{}, (const float*)keys, (const float*)values) : whole(v8{}, (const float*)keys, (const float*)values);
+  } else if constexpr (PAIRS) {
+    even ? whole(pair{}, (const bf16*)keys, (const bf16*)values) : whole(v8{}, (const bf16*)keys, (const bf16*)values);
+  } else {
+    even ? whole(wide{}, (const bf16*)keys, (const bf16*)values) : whole(v8{}, (const bf16*)keys, (const bf16*)values);
+  }
   return output;
 }
 

@@ -30,14 +30,6 @@ constexpr int64_t BLOCK_BYTES = 16 * 1024, BLOCK = 256;  // of a panel and of K 
 constexpr int64_t X_FLOATS = 64 * 1024;         // rows of x that are worked on together: they stay in the L2 cache
 constexpr int64_t MULTIPLICATIONS = 64 * 1024;  // fewer than this are not worth waking a thread
 
-struct pair { bf16 first, second; };  // as a float's bits in x
-
-#ifdef __AVX512BF16__
-constexpr bool PAIRS = true;
-#else
-constexpr bool PAIRS = false;
-#endif
-
 template <class W>
 inline void load_panel(const W* p, wide& low, wide& high) {
   if constexpr (std::is_same_v<W, pair>) load_two((const float*)p, low, high);
@@ -47,13 +39,8 @@ inline void load_panel(const W* p, wide& low, wide& high) {
 // sum += x * w, all of words
 template <class W>
 inline void add_words(wide& sum, wide x, wide w) {
-#ifdef __AVX512BF16__
-  if constexpr (std::is_same_v<W, pair>) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
-    return;
-  }
-#endif
-  add_product(sum, x, w);
+  if constexpr (std::is_same_v<W, pair>) add_pairs(sum, x, w);
+  else add_product(sum, x, w);
 }
 
 // One block of a panel: what is multiplied, and where the sums go. Lengths along K are of words.
@@ -176,18 +163,6 @@ inline int64_t place(int64_t p, int64_t k, int64_t n, int64_t K) {
   if constexpr (std::is_same_v<W, pair>) return ((p * ((K + 1) / 2) + k / 2) * PANEL + n) * 2 + k % 2;
   else if constexpr (std::is_same_v<W, bf16>) return (p * K + k) * PANEL + n % LANES * 2 + n / LANES;
   else return (p * K + k) * PANEL + n;
-}
-
-// A row of x, rounded to bfloat16.
-inline void round_pairs(const float* x, int64_t K, float* to) {
-  bf16* out = (bf16*)to;
-  int64_t k = 0;
-#ifdef __AVX512BF16__
-  for (; k + 32 <= K; k += 32)
-    _mm512_storeu_si512(out + k, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + k + 16), _mm512_loadu_ps(x + k)));
-#endif
-  for (; k < K; ++k) out[k] = rounded(x[k]);
-  if (K % 2) out[K] = {0};
 }
 
 template <class Work>

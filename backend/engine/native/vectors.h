@@ -24,6 +24,13 @@ typedef uint16_t v8h_unaligned __attribute__((vector_size(16), aligned(2), may_a
 typedef float wide __attribute__((vector_size(4 * LANES)));
 
 struct bf16 { uint16_t bits; };  // the upper half of a float32
+struct pair { bf16 first, second; };  // in place of a float
+
+#ifdef __AVX512BF16__
+constexpr bool PAIRS = true;  // one instruction multiplies pairs and adds both products in float32
+#else
+constexpr bool PAIRS = false;
+#endif
 
 template <class V>
 inline V load(const float* p) {
@@ -110,6 +117,38 @@ inline void sum4(v8 a, v8 b, v8 c, v8 d, float* out) {
   const v8 halves = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
   const v8 sums = halves + SHUFFLE(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3);
   std::memcpy(out, &sums, 4 * sizeof(float));
+}
+#ifdef __AVX512F__
+inline void sum4(wide a, wide b, wide c, wide d, float* out) {
+  const auto fold = [](wide x, wide y) { return (wide)_mm512_unpacklo_ps(x, y) + (wide)_mm512_unpackhi_ps(x, y); };
+  const wide ab = fold(a, b), cd = fold(c, d);
+  const wide four = (wide)_mm512_shuffle_ps(ab, cd, 0x44) + (wide)_mm512_shuffle_ps(ab, cd, 0xee);
+  const v8 two = (v8)_mm512_castps512_ps256(four) + (v8)_mm512_extractf32x8_ps(four, 1);
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+}
+#endif
+
+#ifdef __AVX512BF16__
+inline void add_pairs(wide& sum, wide a, wide b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+// Two rows of bfloat16 -> pairs of what stands below each other
+inline void weave(wide a, wide b, wide& low, wide& high) {
+  low = (wide)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b), high = (wide)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b);
+}
+#else  // nobody asks for these
+inline void add_pairs(wide&, wide, wide) {}
+inline void weave(wide, wide, wide&, wide&) {}
+#endif
+
+// A row of numbers, rounded to bfloat16; after an odd count there is a zero.
+inline void round_pairs(const float* row, int64_t count, float* to) {
+  bf16* out = (bf16*)to;
+  int64_t i = 0;
+#ifdef __AVX512BF16__
+  for (; i + 32 <= count; i += 32)
+    _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + i + 16), _mm512_loadu_ps(row + i)));
+#endif
+  for (; i < count; ++i) out[i] = rounded(row[i]);
+  if (count % 2) out[count] = {0};
 }
 
 // e^x to about 2 units in the last place; below -87 it stays at e^-87, NaN stays NaN.
