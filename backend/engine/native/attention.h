@@ -163,10 +163,7 @@ inline void softmax(float* p, int n, int64_t size, float* out, float& largest, f
   const int padded = (n + LANES - 1) / LANES * LANES;
   for (int i = n; i < padded; ++i) p[i] = -INFINITY;
   wide most = load<wide>(p);
-  for (int i = LANES; i < padded; i += LANES) {
-    const wide s = load<wide>(p + i);
-    most = s > most ? s : most;
-  }
+  for (int i = LANES; i < padded; i += LANES) most = larger(load<wide>(p + i), most);
   float top = largest;
   for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
   wide total = all<wide>(0.f);

@@ -82,24 +82,21 @@ void pack_tokens(const Span<T>& span, int64_t kv_head, int64_t panel, Word<T>* k
 // Scores of which the first n count, of `used` -> their weights up to a factor, the others 0. `out` [size] and `sum`, of
 // what came before, shrink when a larger score than `largest` is met.
 inline void soften(float* s, int64_t n, int64_t used, bool first, int64_t size, float* out, float& largest, float& sum) {
-  for (int64_t i = n; i < used; ++i) s[i] = -INFINITY;
-  wide most = load<wide>(s);
-  for (int64_t i = LANES; i < used; i += LANES) {
-    const wide x = load<wide>(s + i);
-    most = x > most ? x : most;
+  const int64_t last = (n + LANES - 1) / LANES * LANES;
+  for (int64_t i = n; i < last; ++i) s[i] = -INFINITY;
+  float top = largest, added = 0.f;
+  if (n > 0) {
+    wide most = load<wide>(s), total = all<wide>(0.f);
+    for (int64_t i = LANES; i < last; i += LANES) most = larger(load<wide>(s + i), most);
+    for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
+    for (int64_t i = 0; i < last; i += LANES) {
+      const wide e = exponential(load<wide>(s + i) - all<wide>(top));
+      store(s + i, e);
+      total += e;
+    }
+    for (int i = 0; i < LANES; ++i) added += total[i];
   }
-  float top = largest;
-  for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
-  wide total = all<wide>(0.f);
-  const int64_t last = std::min(used, (n + LANES - 1) / LANES * LANES);
-  for (int64_t i = 0; i < last; i += LANES) {
-    const wide x = load<wide>(s + i), e = x == all<wide>(-INFINITY) ? all<wide>(0.f) : exponential(x - all<wide>(top));
-    store(s + i, e);
-    total += e;
-  }
-  std::fill(s + last, s + used, 0.f);
-  float added = 0.f;
-  for (int i = 0; i < LANES; ++i) added += total[i];
+  std::fill(s + n, s + used, 0.f);
   const float shrink = std::exp(largest - top);
   if (!first && shrink != 1.f)
     for (int64_t d = 0; d < size; ++d) out[d] *= shrink;

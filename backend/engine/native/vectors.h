@@ -151,17 +151,30 @@ inline void round_pairs(const float* row, int64_t count, float* to) {
   if (count % 2) out[count] = {0};
 }
 
+// a and b, lane by lane: the larger, the smaller; b where one is not a number.
+template <class V>
+inline V larger(V a, V b) {
+#ifdef __AVX512F__  // of the line below GCC makes two instructions
+  if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps((__m512)a, (__m512)b);
+#endif
+  return a > b ? a : b;
+}
+template <class V>
+inline V smaller(V a, V b) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64) return (V)_mm512_min_ps((__m512)a, (__m512)b);
+#endif
+  return a < b ? a : b;
+}
+
 // e^x to about 2 units in the last place; below -87 it stays at e^-87, NaN stays NaN.
 template <class V>
 inline V exponential(V x) {
   using Words = decltype(V{} < V{});
-  V c = x < all<V>(-87.f) ? all<V>(-87.f) : x;
-  c = c > all<V>(88.f) ? all<V>(88.f) : c;
+  const V c = smaller(all<V>(88.f), larger(all<V>(-87.f), x));
   const V magic = all<V>(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-  V r = c * all<V>(1.44269504f) + magic;
-  Words exponent = (Words)r << 23;
-  V n = r - magic;
-  V y = c - n * all<V>(0.693359375f) - n * all<V>(-2.12194440e-4f);  // ln 2 in two parts
+  const V r = c * all<V>(1.44269504f) + magic, n = r - magic;
+  const V y = c - n * all<V>(0.693359375f) - n * all<V>(-2.12194440e-4f);  // ln 2 in two parts
   V p = all<V>(1.9875691500e-4f);
   p = p * y + all<V>(1.3981999507e-3f);
   p = p * y + all<V>(8.3334519073e-3f);
@@ -169,7 +182,10 @@ inline V exponential(V x) {
   p = p * y + all<V>(1.6666665459e-1f);
   p = p * y + all<V>(5.0000001201e-1f);
   p = p * y * y + y + all<V>(1.f);
-  V e = (V)((Words)p + exponent);
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64) return (V)_mm512_scalef_ps((__m512)p, (__m512)n);
+#endif
+  const V e = (V)((Words)p + ((Words)r << 23));
   return x == x ? e : x;
 }
 inline v8 exp8(v8 x) { return exponential(x); }
