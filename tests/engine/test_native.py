@@ -131,6 +131,38 @@ def test_paged_decode_is_attention(kernels, lengths, group, kv_heads, size, bloc
         attended(got[row], torch.einsum("hl,lhd->hd", scores.softmax(-1), values), dtype)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=3),
+    group=st.integers(1, 4),
+    size=st.sampled_from([16, 64, 80]), block_size=st.sampled_from([1, 16]), spread=st.sampled_from([1.0, 8.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_what_requests_have_in_common_is_attended_to_as_if_it_were_their_own(
+    kernels, groups, group, size, block_size, spread, dtype, seed
+):
+    """groups: (requests, tokens in common), in the same blocks; what follows is each request's own."""
+    torch.manual_seed(seed)
+    kv_heads, own = 2, 40
+    common = [tokens // block_size for requests, tokens in groups for _ in range(requests)]
+    widest = max(common) + own // block_size + 1
+    tables, at = torch.zeros(len(common), widest).int(), 0
+    for requests, tokens in groups:
+        rows = tables[at : at + requests]
+        rows[:] = torch.randint(2000 // block_size, rows.shape)
+        rows[:, : tokens // block_size] = rows[0, : tokens // block_size].clone()
+        at += requests
+    order = torch.randperm(len(common))
+    tables, lengths = tables[order], torch.tensor(common)[order] * block_size + torch.randint(1, own, (len(common),))
+    k, v = (torch.randn(2000, kv_heads, size).to(dtype) for _ in range(2))
+    q = torch.randn(len(common), kv_heads * group, size) * spread
+    together = torch.ops.kvscope.paged_decode(q, k, v, tables, lengths.int(), block_size, size**-0.5)
+    for row in range(len(common)):
+        one = slice(row, row + 1)
+        alone = torch.ops.kvscope.paged_decode(q[one], k, v, tables[one], lengths[one].int(), block_size, size**-0.5)
+        attended(together[row], alone[0], dtype)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     length=st.integers(1, 90), context=st.sampled_from([0, 1, 37, 256, 700]), group=st.integers(1, 8),

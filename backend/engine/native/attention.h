@@ -5,7 +5,11 @@
 // on the fly over tiles of tokens. They stand in blocks anywhere in memory: while one tile is worked on, the rows of the
 // next one, whole and in order, are fetched into the caches. The tokens of all requests are cut into equal shares for
 // the threads, and what they say of a request that was cut is joined at the end.
+//
+// What many requests have in common, the blocks of a prefix, is read once for all of them, by rows.h (the idea: Hydragen,
+// arXiv 2402.05099); the rest of each is attended to as above.
 
+#include "rows.h"
 #include "vectors.h"
 
 #include <ATen/Parallel.h>
@@ -23,9 +27,6 @@ namespace {
 constexpr int TILE = 64;    // tokens scored before the softmax is updated
 constexpr int SHARED = 3;   // query heads worked on together: what the registers hold
 constexpr int64_t LEAST = 64;  // tokens that are worth waking a thread for
-constexpr int64_t MAX_HEAD_SIZE = 256;
-
-inline bool is_pool(const at::Tensor& x) { return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16; }
 
 template <class T>
 struct Pool {
@@ -269,23 +270,75 @@ void attend_all(const Pool<T>& pool, Tiles<T> tiles, const float* q, float* sums
   }
 }
 
-// What was said of the pieces [first, last) of one request, made one.
+// What was said of the pieces [first, last) of one request, and of its part of a common prefix (-1: none), made one.
 template <class How, class T>
-void join(int64_t first, int64_t last, int64_t heads, int64_t size, const float* sums, const float* largest,
-          const float* divisors, float* out) {
-  std::vector<float> sum(size);
+void join(int64_t first, int64_t last, int64_t common, int64_t heads, int64_t size, const float* sums,
+          const float* largest, const float* divisors, float* out) {
+  float sum[MAX_HEAD_SIZE];
   for (int64_t h = 0; h < heads; ++h) {
-    float top = -INFINITY, divisor = 0.f;
+    float top = common < 0 ? -INFINITY : largest[common * heads + h], divisor = 0.f;
     for (int64_t p = first; p < last; ++p) top = std::max(top, largest[p * heads + h]);
-    std::fill(sum.begin(), sum.end(), 0.f);
-    for (int64_t p = first; p < last; ++p) {
+    std::fill_n(sum, size, 0.f);
+    const auto add = [&](int64_t p) {
       const float weight = std::exp(largest[p * heads + h] - top);
       divisor += weight * divisors[p * heads + h];
       for (int64_t d = 0; d < size; ++d) sum[d] += weight * sums[(p * heads + h) * size + d];
-    }
-    rearranged<How, T>(sum.data(), size, 1.f / divisor, out + h * size);
+    };
+    for (int64_t p = first; p < last; ++p) add(p);
+    if (common >= 0) add(common);
+    rearranged<How, T>(sum, size, 1.f / divisor, out + h * size);
   }
 }
+
+constexpr int64_t SHARING = 16, WORTH = 128;  // requests and tokens of a prefix that are worth packing its K and V
+
+// Requests whose first tokens stand in the same blocks.
+struct Common {
+  std::vector<int64_t> requests;
+  int64_t blocks;
+};
+
+inline std::vector<Common> find_common(const int32_t* tables, const int32_t* lengths, int64_t batch, int64_t blocks,
+                                       int64_t block_size) {
+  std::vector<Common> found;
+  if (batch < SHARING) return found;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int32_t* own = tables + b * blocks;
+    const auto like = std::find_if(found.begin(), found.end(), [&](const Common& c) { return tables[c.requests[0] * blocks] == *own; });
+    const int64_t most = (lengths[b] - 1) / block_size;  // a token of its own stays
+    if (like == found.end()) found.push_back({{b}, most});
+    else {
+      const int32_t* first = tables + like->requests[0] * blocks;
+      like->blocks = std::mismatch(own, own + std::min(most, like->blocks), first).first - own;
+      like->requests.push_back(b);
+    }
+  }
+  std::erase_if(found, [&](const Common& c) { return (int64_t)c.requests.size() < SHARING || c.blocks * block_size < WORTH; });
+  return found;
+}
+
+// Row j is query head j % group of the group's request j / group; all see the whole prefix.
+template <class How, class T>
+struct Sharing {
+  const Pool<T>& pool;
+  const Common& common;
+  const float* q;
+  int64_t tokens, first;  // first: where the group's parts stand
+  float *sums, *largest, *divisors;
+
+  int64_t group() const { return pool.heads / pool.kv_heads; }
+  int64_t head(int64_t kv_head, int64_t j) const { return kv_head * group() + j % group(); }
+  const float* query(int64_t kv_head, int64_t j) const {
+    return q + common.requests[j / group()] * pool.ldq + head(kv_head, j) * pool.size;
+  }
+  int64_t sees(int64_t) const { return tokens; }
+  void say(int64_t kv_head, int64_t j, const float* out, float top, float sum) const {
+    const int64_t at = (first + j / group()) * pool.heads + head(kv_head, j);
+    for (int64_t d = 0; d < pool.size; d += STRIDE<How>)
+      for (int i = 0; i < STRIDE<How>; ++i) sums[at * pool.size + d + i] = out[d + given<How, T>(i)];
+    largest[at] = top, divisors[at] = sum;
+  }
+};
 
 // q [B, heads, size]: one token a request. k, v [slots, kv_heads, size]: the pool. tables int32 [B, blocks]: block
 // numbers. lengths int32 [B]: tokens to attend to, from the first on. -> [B, heads, size]
@@ -319,24 +372,35 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
   }
 
   if (batch == 0) return output;
+  const bool even = size % STRIDE<wide> == 0;  // else heads are too short for the widest vectors
+  std::vector<Common> groups;
+  if (even) groups = find_common(table, length, batch, blocks, block_size);
+  std::vector<int64_t> from_on(batch, 0), common_of(batch, -1);  // what a request has in common, and which part it is
+  int64_t parts = 0;
+  for (const Common& group : groups)
+    for (const int64_t b : group.requests) {
+      from_on[b] = group.blocks * block_size, common_of[b] = parts++;
+      tokens -= from_on[b];
+    }
   const int64_t shares = std::clamp<int64_t>(tokens / LEAST, 1, at::get_num_threads());
   std::vector<Piece> pieces;
   std::vector<int64_t> first_of_share{0}, first_of_request;
   for (int64_t b = 0, share = 0, before = 0; b < batch; ++b) {  // before: tokens of the requests before
     first_of_request.push_back((int64_t)pieces.size());
-    for (int64_t begin = 0; begin < length[b];) {
-      const int64_t limit = tokens * (share + 1) / shares - before, end = std::min<int64_t>(length[b], limit);
+    for (int64_t begin = from_on[b]; begin < length[b];) {
+      const int64_t limit = from_on[b] + tokens * (share + 1) / shares - before, end = std::min<int64_t>(length[b], limit);
       pieces.push_back({b, begin, end, end - begin == length[b]});
       begin = end;
       if (end == limit) ++share, first_of_share.push_back((int64_t)pieces.size());
     }
-    before += length[b];
+    before += length[b] - from_on[b];
   }
   first_of_request.push_back((int64_t)pieces.size());
 
-  const int64_t count = (int64_t)pieces.size();
-  at::Tensor kept = at::empty({count * heads * (size + 2)}, q.options());
-  float *sums = kept.mutable_data_ptr<float>(), *largest = sums + count * heads * size, *divisors = largest + count * heads;
+  const int64_t count = (int64_t)pieces.size(), told = count + parts;
+  for (int64_t& part : common_of) part += part < 0 ? 0 : count;
+  at::Tensor kept = at::empty({told * heads * (size + 2)}, q.options());
+  float *sums = kept.mutable_data_ptr<float>(), *largest = sums + told * heads * size, *divisors = largest + told * heads;
   const float* from = q.const_data_ptr<float>();
   float* to = output.mutable_data_ptr<float>();
   const auto whole = [&]<class How, class T>(How, const T* keys, const T* values) {
@@ -346,13 +410,23 @@ at::Tensor paged_decode(const at::Tensor& query, const at::Tensor& k, const at::
       if (first < last)
         attend_all<How, T>(pool, {pool, table, blocks, pieces, first, last, pieces[first].begin}, from, sums, largest, divisors, to);
     });
-    for (int64_t b = 0; b < batch; ++b)
-      if (const int64_t first = first_of_request[b]; !pieces[first].whole)
-        join<How, T>(first, first_of_request[b + 1], heads, size, sums, largest, divisors, to + b * heads * size);
+    for (const Common& group : groups) {
+      std::vector<int64_t> slots(group.blocks * block_size);
+      for (int64_t t = 0; t < (int64_t)slots.size(); ++t)
+        slots[t] = table[group.requests[0] * blocks + t / block_size] * block_size + t % block_size;
+      const Context<T> prefix{keys, values, slots.data(), (int64_t)slots.size(), kv_heads, size};
+      const Sharing<How, T> asking{pool, group, from, prefix.tokens, common_of[group.requests[0]], sums, largest, divisors};
+      attend_all_rows(Packed<T>(prefix), asking, (int64_t)group.requests.size() * asking.group(), pool.scale);
+    }
+    at::parallel_for(0, batch, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b)
+        if (const int64_t first = first_of_request[b]; !pieces[first].whole)
+          join<How, T>(first, first_of_request[b + 1], common_of[b], heads, size, sums, largest, divisors,
+                       to + b * heads * size);
+    });
   };
   const auto* keys = k.const_data_ptr();
   const auto* values = v.const_data_ptr();
-  const bool even = size % STRIDE<wide> == 0;  // else heads are too short for the widest vectors
   if (k.scalar_type() == at::kFloat) {
     even ? whole(wide{}, (const float*)keys, (const float*)values) : whole(v8{}, (const float*)keys, (const float*)values);
   } else if constexpr (PAIRS) {
