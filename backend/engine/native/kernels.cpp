@@ -1,8 +1,7 @@
-// Operators for the CPU that compute in float32: linear layers with packed weights, alone and with what stands around
-// them (norm, gated MLP, projections for attention), and attention of single tokens over the paged pool, read in place.
-// Weights and pool are float32 or bfloat16: half the bytes, widened in registers. Eight floats at a time through the
-// compiler's vector extensions, so one source serves AVX2, AVX-512 and NEON. Registered as torch.ops.kvscope.*, which
-// needs no Python at compile time.
+// Operators for the CPU: linear layers with packed weights, alone and with what stands around them (norm, gated MLP,
+// projections for attention), whole layers, and attention over the paged pool, read in place. Inputs and sums are float32;
+// weights and pool are float32 or bfloat16, half the bytes, widened in registers or multiplied in pairs where the CPU can.
+// Registered as torch.ops.kvscope.*, which needs no Python at compile time.
 
 #include "attention.h"
 #include "linear.h"
@@ -91,7 +90,8 @@ inline void keep(float* row, int64_t count, void* pool, int64_t slot, bool half)
     return;
   }
   bf16* to = (bf16*)pool + slot * count;
-  for (int64_t i = 0; i < count; ++i) to[i] = rounded(row[i]), row[i] = widened(to[i]);
+  round_pairs(row, count, (float*)to);
+  for (int64_t i = 0; i < count; ++i) row[i] = widened(to[i]);
 }
 
 // x [T, K], packed: the projections to queries, keys and values as one. Queries and keys are rotated (cos, sin [T, size]);

@@ -13,20 +13,26 @@
 
 namespace {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define AVX512
+#endif
+#if defined(AVX512) && defined(__AVX512BF16__)
+#define AVX512_PAIRS
+#endif
+
+#ifdef AVX512
 constexpr int LANES = 16;
 #else
 constexpr int LANES = 8;
 #endif
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t v8i __attribute__((vector_size(32)));
-typedef uint16_t v8h_unaligned __attribute__((vector_size(16), aligned(2), may_alias));
 typedef float wide __attribute__((vector_size(4 * LANES)));
 
 struct bf16 { uint16_t bits; };  // the upper half of a float32
 struct pair { bf16 first, second; };  // in place of a float
 
-#ifdef __AVX512BF16__
+#ifdef AVX512_PAIRS
 constexpr bool PAIRS = true;  // one instruction multiplies pairs and adds both products in float32
 #else
 constexpr bool PAIRS = false;
@@ -47,13 +53,6 @@ inline V all(float x) {  // x everywhere, bit for bit
 }
 
 inline v8 load8(const float* p) { return load<v8>(p); }
-inline v8 load8(const bf16* p) {
-#ifdef __AVX2__  // two instructions; from the line below GCC makes six
-  return (v8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
-#else
-  return (v8)(__builtin_convertvector(*(const v8h_unaligned*)p, v8i) << 16);
-#endif
-}
 inline void store8(float* p, v8 x) { store<v8>(p, x); }
 inline v8 splat(float x) { return all<v8>(x); }
 
@@ -66,7 +65,7 @@ inline void load_two(const bf16* p, V& first, V& second) {
   Words both;
   std::memcpy(&both, p, sizeof both);
   first = (V)(both << 16);
-#if defined(__AVX2__) && !defined(__AVX512F__)  // the mask is read, not kept: there are few registers
+#if defined(__AVX2__) && !defined(AVX512)  // the mask is read, not kept: there are few registers
   alignas(32) static constexpr int32_t UPPER[8] = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
   asm("vpand %2, %1, %0" : "=x"(second) : "x"(both), "m"(UPPER));
 #else
@@ -77,7 +76,7 @@ inline void load_two(const bf16* p, V& first, V& second) {
 // sum += a * b. GCC puts half of such sums elsewhere and moves or spills them: an instruction in five.
 template <class V>
 inline void add_product(V& sum, V a, V b) {
-#if defined(__AVX512VL__)
+#ifdef AVX512
   asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 #elif defined(__AVX2__) && defined(__FMA__)
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
@@ -95,9 +94,9 @@ inline bf16 rounded(float x) {  // to nearest, ties to even; NaN stays NaN
 
 inline float widened(bf16 x) {
   const uint32_t bits = (uint32_t)x.bits << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
+  float number;
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
 }
 inline float sum8(v8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
 
@@ -118,7 +117,7 @@ inline void sum4(v8 a, v8 b, v8 c, v8 d, float* out) {
   const v8 sums = halves + SHUFFLE(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3);
   std::memcpy(out, &sums, 4 * sizeof(float));
 }
-#ifdef __AVX512F__
+#ifdef AVX512
 inline void sum4(wide a, wide b, wide c, wide d, float* out) {
   const auto fold = [](wide x, wide y) { return (wide)_mm512_unpacklo_ps(x, y) + (wide)_mm512_unpackhi_ps(x, y); };
   const wide ab = fold(a, b), cd = fold(c, d);
@@ -128,7 +127,7 @@ inline void sum4(wide a, wide b, wide c, wide d, float* out) {
 }
 #endif
 
-#ifdef __AVX512BF16__
+#ifdef AVX512_PAIRS
 inline void add_pairs(wide& sum, wide a, wide b) { asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 // Two rows of bfloat16 -> pairs of what stands below each other
 inline void weave(wide a, wide b, wide& low, wide& high) {
@@ -143,7 +142,7 @@ inline void weave(wide, wide, wide&, wide&) {}
 inline void round_pairs(const float* row, int64_t count, float* to) {
   bf16* out = (bf16*)to;
   int64_t i = 0;
-#ifdef __AVX512BF16__
+#ifdef AVX512_PAIRS
   for (; i + 32 <= count; i += 32)
     _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + i + 16), _mm512_loadu_ps(row + i)));
 #endif
@@ -154,14 +153,14 @@ inline void round_pairs(const float* row, int64_t count, float* to) {
 // a and b, lane by lane: the larger, the smaller; b where one is not a number.
 template <class V>
 inline V larger(V a, V b) {
-#ifdef __AVX512F__  // of the line below GCC makes two instructions
+#ifdef AVX512  // of the line below GCC makes two instructions
   if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps((__m512)a, (__m512)b);
 #endif
   return a > b ? a : b;
 }
 template <class V>
 inline V smaller(V a, V b) {
-#ifdef __AVX512F__
+#ifdef AVX512
   if constexpr (sizeof(V) == 64) return (V)_mm512_min_ps((__m512)a, (__m512)b);
 #endif
   return a < b ? a : b;
@@ -182,12 +181,11 @@ inline V exponential(V x) {
   p = p * y + all<V>(1.6666665459e-1f);
   p = p * y + all<V>(5.0000001201e-1f);
   p = p * y * y + y + all<V>(1.f);
-#ifdef __AVX512F__
+#ifdef AVX512
   if constexpr (sizeof(V) == 64) return (V)_mm512_scalef_ps((__m512)p, (__m512)n);
 #endif
   const V e = (V)((Words)p + ((Words)r << 23));
   return x == x ? e : x;
 }
-inline v8 exp8(v8 x) { return exponential(x); }
 
 }  // namespace
