@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from backend.engine.gpu import paged
 from backend.engine.gpu.graphs import Columns, DecodeGraphs, padded, sizes
 from backend.engine.request import SamplingParams
 from backend.engine.self_check import reference_logits, self_check
@@ -93,6 +94,23 @@ def test_answers_are_the_models_own(triton, case):
         assert_same(got, expected, "graphs")
     assert 4 in again.replayed and set(again.replayed) <= {1, 2, 4}  # three at once, padded; fewer at the end
     assert engine.runner.notes == ["decode steps as CUDA graphs, for 3 sizes of the batch"]
+
+
+def test_what_is_captured_writes_k_and_v_with_the_kernel(triton, case, monkeypatch):
+    loaded, texts, _ = case
+    written, write = [], paged.write
+
+    def noted(keys, values, slots, *others):
+        written.append(len(slots))
+        write(keys, values, slots, *others)
+
+    again = Again()
+    engine = tiny_engine(loaded, triton_attention=True, capture=again, max_running=4)
+    monkeypatch.setattr(paged, "write", noted)
+    answers(engine, texts)
+    assert again.replayed
+    for size in set(again.replayed):
+        assert written.count(size) >= again.replayed.count(size) * LLAMA["num_hidden_layers"]
 
 
 def test_padding_touches_the_trash_block_only(triton, case):
