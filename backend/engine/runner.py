@@ -236,7 +236,7 @@ class TorchRunner:
             if spans:
                 slots_of = [span.slots for span in spans]
                 step.ragged = Spans(spans[0].first, [s.length for s in spans], [s.context for s in spans], slots_of)
-        elif self.native_attention and spans:
+        elif self.native_attention and spans and cached:  # without a cache the pool holds nothing to read
             step.ragged = native.Spans(spans)
         if self._paged and singles:
             longest = int(lengths[-1])

@@ -263,6 +263,7 @@ def case(kernels, request):
         {"chunk_size": 16, "token_budget": 64},
         {"num_blocks": 40, "block_size": 8, "chunk_size": 32},  # too small: requests are preempted
         {"block_size": 1, "num_blocks": 4096},
+        {"kv_cache": False, "prefix_cache": False, "token_budget": 512},  # K and V of a step are kept nowhere
     ],
     ids=str,
 )
@@ -412,6 +413,20 @@ def test_a_slot_out_of_the_pool_is_refused(kernels):
         with pytest.raises(RuntimeError, match="is not in the pool"):
             k, v = torch.zeros(32, 1, 16), torch.zeros(32, 1, 16)
             torch.ops.kvscope.project(x, packed, None, angle, angle, torch.tensor([slot]), k, v)
+
+
+def test_the_model_to_be_reproduced_may_name_the_arguments_of_its_layers():
+    x, weight, bias = torch.randn(3, 8), torch.randn(4, 8).bfloat16(), torch.randn(4).bfloat16()
+    want = nn.functional.linear(x.bfloat16().float(), weight.float(), bias.float())
+    with linear.LinearInFloat32(rounded=True):
+        for got in (
+            nn.functional.linear(x, weight, bias),
+            nn.functional.linear(x, weight=weight, bias=bias),
+            nn.functional.linear(input=x, weight=weight, bias=bias),
+        ):
+            assert torch.equal(got, want)
+    with linear.LinearInFloat32():
+        assert torch.equal(nn.functional.linear(x, weight), nn.functional.linear(x, weight.float()))
 
 
 def test_a_wrongly_packed_weight_is_found_before_it_serves(kernels):

@@ -123,9 +123,9 @@ class LinearInFloat32(TorchFunctionMode):
         self.rounded = rounded
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is nn.functional.linear:
-            x, weight, *bias = args
-            if self.rounded and weight.dtype == torch.bfloat16:
-                x = x.bfloat16()
-            args = [a.float() if isinstance(a, torch.Tensor) else a for a in (x, weight, *bias)]
-        return function(*args, **(kwargs or {}))
+        return (self._linear if function is nn.functional.linear else function)(*args, **(kwargs or {}))
+
+    def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if self.rounded and weight.dtype == torch.bfloat16:
+            input = input.bfloat16()
+        return nn.functional.linear(input.float(), weight.float(), None if bias is None else bias.float())
