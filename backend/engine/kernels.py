@@ -51,7 +51,7 @@ class Chosen:
     @property
     def widens(self) -> bool:
         """Is what is stored in bfloat16 computed in float32?"""
-        return self.half and not (self.packed_linear and native.multiplies_bfloat16())
+        return self.half and not native.multiplies_bfloat16()
 
     def paths(self) -> dict[str, Any]:
         """What TorchRunner is told."""

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -108,18 +109,23 @@ constexpr int given(int i) {
   return std::is_same_v<T, bf16> ? i % half * 2 + i / half : i;  // as load_two parts them
 }
 
+template <class How, class T>
+inline void ordered(const float* from, int64_t size, float factor, float* to) {  // as sums stand; `rearranged` undoes it
+  constexpr int stride = STRIDE<How>;
+  for (int64_t d = 0; d < size; d += stride)
+    for (int i = 0; i < stride; ++i) to[d + i] = from[d + given<How, T>(i)] * factor;
+}
+
 // `count` heads of `size`, times `factor`, as they are multiplied with K; each takes `size` floats, whole or in part.
 template <class How, class T>
 inline void arrange(const float* from, int64_t count, int64_t size, float factor, float* to) {
-  constexpr int stride = STRIDE<How>;
   float scaled[MAX_HEAD_SIZE];
   for (int64_t h = 0; h < count; ++h, from += size, to += size)
     if constexpr (std::is_same_v<How, pair>) {
       for (int64_t d = 0; d < size; ++d) scaled[d] = from[d] * factor;
       round_pairs(scaled, size, to);
     } else {
-      for (int64_t d = 0; d < size; d += stride)
-        for (int i = 0; i < stride; ++i) to[d + i] = from[d + given<How, T>(i)] * factor;
+      ordered<How, T>(from, size, factor, to);
     }
 }
 template <class How, class T>
@@ -156,30 +162,6 @@ NOINLINE void score(const float* q, int64_t size, const Tile<T>& tile, int64_t h
     }
     UNROLL for (int g = 0; g < G; ++g) sum4(acc[g][0], acc[g][1], acc[g][2], acc[g][3], out + g * TILE + t);
   }
-}
-
-// Scores of n tokens -> their weights, up to a factor. `out` [size] and `sum`, of what came before, shrink when a larger
-// score than `largest` is met.
-inline void softmax(float* p, int n, int64_t size, float* out, float& largest, float& sum) {
-  const int padded = (n + LANES - 1) / LANES * LANES;
-  for (int i = n; i < padded; ++i) p[i] = -INFINITY;
-  wide most = load<wide>(p);
-  for (int i = LANES; i < padded; i += LANES) most = larger(load<wide>(p + i), most);
-  float top = largest;
-  for (int i = 0; i < LANES; ++i) top = std::max(top, most[i]);
-  wide total = all<wide>(0.f);
-  for (int i = 0; i < padded; i += LANES) {
-    const wide e = exponential(load<wide>(p + i) - all<wide>(top));
-    store(p + i, e);
-    total += e;
-  }
-  const float shrink = std::exp(largest - top);
-  if (shrink != 1.f)
-    for (int64_t d = 0; d < size; d += 8) store8(out + d, load8(out + d) * splat(shrink));
-  float added = 0.f;
-  for (int i = 0; i < LANES; ++i) added += total[i];
-  sum = sum * shrink + added;
-  largest = top;
 }
 
 // J * STRIDE numbers, from `d` on, of out [G, size] += the values of a tile's tokens, weighted with p [G, TILE], of pairs
@@ -227,7 +209,8 @@ void attend(const Pool<T>& pool, const Tile<T>& tile, int64_t kv_head, const flo
             float* largest, float* sum) {
   alignas(64) float p[G * TILE];
   score<G, How, T>(q, pool.size, tile, kv_head * pool.size, ahead, p);
-  for (int g = 0; g < G; ++g) softmax(p + g * TILE, tile.n, pool.size, out + g * pool.size, largest[g], sum[g]);
+  const int64_t used = (tile.n + LANES - 1) / LANES * LANES;
+  for (int g = 0; g < G; ++g) soften(p + g * TILE, tile.n, used, pool.size, out + g * pool.size, largest[g], sum[g]);
   if constexpr (std::is_same_v<How, pair>)  // in place: what is read lies before what is written
     for (int g = 0; g < G; ++g) round_pairs(p + g * TILE, TILE, p + g * TILE / 2);
   weigh<G, How, T>(p, pool.size, tile, kv_head * pool.size, ahead, out);
@@ -302,18 +285,20 @@ inline std::vector<Common> find_common(const int32_t* tables, const int32_t* len
                                        int64_t block_size) {
   std::vector<Common> found;
   if (batch < SHARING) return found;
-  for (int64_t b = 0; b < batch; ++b) {
-    const int32_t* own = tables + b * blocks;
-    const auto like = std::find_if(found.begin(), found.end(), [&](const Common& c) { return tables[c.requests[0] * blocks] == *own; });
-    const int64_t most = (lengths[b] - 1) / block_size;  // a token of its own stays
-    if (like == found.end()) found.push_back({{b}, most});
-    else {
-      const int32_t* first = tables + like->requests[0] * blocks;
-      like->blocks = std::mismatch(own, own + std::min(most, like->blocks), first).first - own;
-      like->requests.push_back(b);
+  const auto table = [&](int64_t b) { return tables + b * blocks; };
+  std::vector<int64_t> order(batch);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return *table(a) < *table(b); });
+  for (auto first = order.begin(), last = first; first != order.end(); first = last) {
+    last = std::find_if(first, order.end(), [&](int64_t b) { return *table(b) != *table(*first); });
+    if (last - first < SHARING) continue;
+    int64_t common = blocks;
+    for (auto b = first; b != last; ++b) {
+      const int64_t most = std::min<int64_t>(common, (lengths[*b] - 1) / block_size);  // a token of its own stays
+      common = std::mismatch(table(*b), table(*b) + most, table(*first)).first - table(*b);
     }
+    if (common * block_size >= WORTH) found.push_back({{first, last}, common});
   }
-  std::erase_if(found, [&](const Common& c) { return (int64_t)c.requests.size() < SHARING || c.blocks * block_size < WORTH; });
   return found;
 }
 
@@ -334,8 +319,7 @@ struct Sharing {
   int64_t sees(int64_t) const { return tokens; }
   void say(int64_t kv_head, int64_t j, const float* out, float top, float sum) const {
     const int64_t at = (first + j / group()) * pool.heads + head(kv_head, j);
-    for (int64_t d = 0; d < pool.size; d += STRIDE<How>)
-      for (int i = 0; i < STRIDE<How>; ++i) sums[at * pool.size + d + i] = out[d + given<How, T>(i)];
+    ordered<How, T>(out, pool.size, 1.f, sums + at * pool.size);
     largest[at] = top, divisors[at] = sum;
   }
 };

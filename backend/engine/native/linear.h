@@ -165,15 +165,6 @@ inline int64_t place(int64_t p, int64_t k, int64_t n, int64_t K) {
   else return (p * K + k) * PANEL + n;
 }
 
-template <class Work>
-void each_weight(int64_t N, int64_t K, Work work) {  // work(panel, k, column of the panel, row of W)
-  at::parallel_for(0, (N + PANEL - 1) / PANEL, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p)
-      for (int64_t n = 0; n < std::min(PANEL, N - p * PANEL); ++n)
-        for (int64_t k = 0; k < K; ++k) work(p, k, n, p * PANEL + n);
-  });
-}
-
 using Half = std::conditional_t<PAIRS, pair, bf16>;  // how bfloat16 is packed here
 
 // [N, K] float32 -> [ceil(N / PANEL), K, PANEL] in float32, or `half`: rounded to bfloat16, as pairs
@@ -187,10 +178,14 @@ at::Tensor pack(const at::Tensor& weight, bool half) {
   at::Tensor packed = at::zeros(shape, plain.options().dtype(half ? at::kBFloat16 : at::kFloat));
   const float* from = plain.const_data_ptr<float>();
   void* to = packed.mutable_data_ptr();
-  each_weight(N, K, [&](int64_t p, int64_t k, int64_t n, int64_t row) {
-    const float w = from[row * K + k];
-    if (half) ((bf16*)to)[place<Half>(p, k, n, K)] = rounded(w);
-    else ((float*)to)[place<float>(p, k, n, K)] = w;
+  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p)
+      for (int64_t n = 0; n < std::min(PANEL, N - p * PANEL); ++n)
+        for (int64_t k = 0; k < K; ++k) {
+          const float w = from[(p * PANEL + n) * K + k];
+          if (half) ((bf16*)to)[place<Half>(p, k, n, K)] = rounded(w);
+          else ((float*)to)[place<float>(p, k, n, K)] = w;
+        }
   });
   return packed;
 }

@@ -93,8 +93,8 @@ struct Packed {
 };
 
 // Scores of which the first n count, of `used` -> their weights up to a factor, the others 0. `out` [size] and `sum`, of
-// what came before, shrink when a larger score than `largest` is met.
-inline void soften(float* s, int64_t n, int64_t used, bool first, int64_t size, float* out, float& largest, float& sum) {
+// what came before, shrink when a larger score than `largest` is met; nothing came before a largest of -infinity.
+inline void soften(float* s, int64_t n, int64_t used, int64_t size, float* out, float& largest, float& sum) {
   const int64_t last = (n + LANES - 1) / LANES * LANES;
   for (int64_t i = n; i < last; ++i) s[i] = -INFINITY;
   float top = largest, added = 0.f;
@@ -111,7 +111,7 @@ inline void soften(float* s, int64_t n, int64_t used, bool first, int64_t size, 
   }
   std::fill(s + n, s + used, 0.f);
   const float shrink = std::exp(largest - top);
-  if (!first && shrink != 1.f)
+  if (largest != -INFINITY && shrink != 1.f)
     for (int64_t d = 0; d < size; ++d) out[d] *= shrink;
   sum = sum * shrink + added;
   largest = top;
@@ -143,7 +143,7 @@ void attend_rows(const Packed<T>& packed, const Asking& asking, int64_t kv_head,
     }
     for (int64_t r = 0; r < count; ++r) {
       const int64_t n = std::clamp<int64_t>(asking.sees(begin + r) - from, 0, used);
-      soften(s + r * PIECE, n, used, from == 0, size, out + r * size, largest[r], sum[r]);
+      soften(s + r * PIECE, n, used, size, out + r * size, largest[r], sum[r]);
       if constexpr (EACH<T> == 2) round_pairs(s + r * PIECE, used, p + r * PIECE / 2);
     }
     for (int64_t i = 0; i < c.value_panels(); ++i) {
